@@ -1,0 +1,89 @@
+"""What a training checkpoint costs, beside plainly writing as many bytes; and what of it the training waits for when it
+is written behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from megarl.bench.measure import Timing, in_turns
+from megarl.bench.step import StepSize, make_trainer
+from megarl.megatron.checkpoint import begin_checkpoint, load_checkpoint
+from megarl.megatron.groups import finish
+from megarl.megatron.trainer import Trainer
+from megarl.training.saving import PendingCheckpoint
+
+
+def bench_checkpoint(size: StepSize, *, turns: int, below: Path | None = None) -> str:
+    """Seconds and MB/s of saving and loading, on this process alone; a table for people.
+
+    below: an existing folder of the disk to measure; None = that of temporary files. Leaves nothing behind.
+    """
+    with tempfile.TemporaryDirectory(dir=below) as folder:
+        try:
+            return _bench(make_trainer(size, Path(folder) / "policy"), Path(folder), turns)
+        finally:
+            finish()
+
+
+def _bench(trainer: Trainer, folder: Path, turns: int) -> str:
+    final = folder / "checkpoint"
+    parameters = [p.detach() for chunk in trainer.chunks for p in chunk.parameters()]
+    state = [p.to("cpu", torch.float32, copy=True) for p in parameters for _ in range(4)]
+    blocked: list[float] = []
+
+    def begin(*, copied: bool) -> PendingCheckpoint:
+        scratch = folder / "writing"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        return PendingCheckpoint(scratch, final, "{}", [begin_checkpoint(scratch, trainer, copied=copied)])
+
+    def plain() -> None:
+        with (folder / "plain.pt").open("wb") as file:
+            torch.save(state, file)
+            os.fsync(file.fileno())
+
+    def save() -> None:
+        checkpoint = begin(copied=False)
+        checkpoint.write()
+        checkpoint.complete(trainer.groups, keep=1)
+
+    def behind() -> None:
+        start = time.perf_counter()
+        checkpoint = begin(copied=True)
+        begun = time.perf_counter()
+        thread.submit(checkpoint.write).result()
+        written = time.perf_counter()
+        checkpoint.complete(trainer.groups, keep=1)
+        blocked.append(begun - start + time.perf_counter() - written)
+
+    variants = {
+        "torch.save": plain,
+        "save": save,
+        "save behind": behind,
+        "load": lambda: load_checkpoint(final, trainer),
+    }
+    with ThreadPoolExecutor(1) as thread:
+        timings = in_turns(variants, turns=turns)
+    waited = tuple(blocked[-turns:])
+    first = timings["torch.save"].seconds
+    timings["of it waited"] = Timing(waited, tuple(a / b for a, b in zip(waited, first, strict=True)))
+    sizes = {"torch.save": (folder / "plain.pt").stat().st_size}
+    total = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
+    lines = [
+        f"{sum(p.numel() for p in parameters) / 1e6:.2f} M parameters, {trainer.settings.params_dtype}, "
+        f"{trainer.platform.kind}, {folder}; torch.save writes four float32 copies of the parameters; saving includes "
+        "fsync and checksums"
+    ]
+    for name, timing in timings.items():
+        size = sizes.get(name, total) / 1e6
+        rate = size / statistics.median(timing.seconds)
+        lines.append(f"{name:<13} {size:7.1f} MB {rate:8.0f} MB/s {timing}")
+    return "\n".join(lines)

@@ -1,0 +1,188 @@
+"""Questions, conversations and preference pairs in files: rows read, shaped, and every bad one accounted
+for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from megarl.data.packing import TokenSequence
+from megarl.data.presets import PreferenceRow, RowReader, detect_preset
+from megarl.data.questions import Question, frame
+from megarl.data.rows import Row
+from megarl.data.settings import DemonstrationSettings, FileSettings, RowSettings, source_name
+from megarl.data.tables import read_rows
+from megarl.data.tokenizer import ChatTokenizer, Message
+from megarl.data.values import RowError
+from megarl.errors import UserError
+
+KEPT_PROBLEMS = 20  # bad rows that are kept to be shown; all are counted
+
+Shaped = TypeVar("Shaped")
+Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
+
+
+@dataclass
+class Tally:
+    """What became of a source's rows.
+
+    counts: rows, malformed, and whatever the reader of the rows adds. problems: the first bad rows, told.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def told(self) -> str:
+        """Counts and the first problem, for a message."""
+        counts = ", ".join(f"{n} {what}" for what, n in self.counts.items()) or "no rows"
+        return f"{counts}; first: {self.problems[0]}" if self.problems else counts
+
+
+def open_rows(settings: RowSettings) -> Iterator[Row]:
+    """All rows of a source, the unreadable among them."""
+    return read_rows(
+        Path(settings.path).expanduser(),
+        format=settings.format,
+        split=settings.split,
+        delimiter=settings.delimiter,
+        max_row_bytes=settings.max_row_bytes,
+    )
+
+
+def shaped_rows(
+    settings: RowSettings, shape: Callable[[Mapping[str, Any]], Shaped], tally: Tally
+) -> Iterator[tuple[Row, Shaped]]:
+    """Rows that could be read and shaped, with what they became.
+
+    A bad row raises UserError with file, row and reason, or is counted in `tally`, as `on_bad_row` says.
+    """
+    for row in open_rows(settings):
+        tally.counts["rows"] += 1
+        problem = row.problem
+        if row.value is not None:
+            try:
+                yield row, shape(row.value)
+                continue
+            except RowError as error:
+                problem = str(error)
+        told = f"{row.place}: {problem}"
+        if settings.on_bad_row == "error":
+            raise UserError(f"{told}.{_hint(settings, row)} To leave bad rows out, set on_bad_row to 'skip'.")
+        tally.counts["malformed"] += 1
+        if len(tally.problems) < KEPT_PROBLEMS:
+            tally.problems.append(told)
+
+
+def _hint(settings: RowSettings, row: Row) -> str:
+    fitting = detect_preset(row.value) if row.value is not None else None
+    return f" The row fits preset {fitting!r}." if fitting and fitting != settings.preset else ""
+
+
+def row_reader(settings: RowSettings) -> RowReader:
+    """How these rows are read. Raises UserError if neither a preset nor a column says where the question
+    is."""
+    if settings.preset is None and not settings.columns:
+        raise UserError(f"{settings.path}: set preset, or columns.question (and columns.answer).")
+    columns = {str(role): column for role, column in settings.columns.items()}
+    if isinstance(settings, FileSettings):
+        return RowReader(settings.preset, columns, settings.reference, settings.verifier)
+    return RowReader(settings.preset, columns)
+
+
+class FileQuestions:
+    """The questions of a source of rows, in order; its bad rows are in `tally`."""
+
+    def __init__(self, settings: FileSettings, tally: Tally) -> None:
+        self.settings, self.tally = settings, tally
+        self.name = source_name(settings)
+        self._reader = row_reader(settings)
+
+    def __iter__(self) -> Iterator[Question]:
+        root = Path(self.settings.path).expanduser()
+        for row, found in shaped_rows(self.settings, self._reader.prompt, self.tally):
+            # The same number as in messages about the row; in a folder, behind the file it is in.
+            inside = "" if row.file == root else f"{row.file.relative_to(root)}:"
+            yield Question(
+                question_id=f"{self.name}/{inside}{row.number}",
+                messages=frame(found.asked, self.settings),
+                content=found.bare,
+                verifier=found.verifier,
+                reference=found.reference,
+            )
+
+
+@dataclass(frozen=True)
+class PreferencePair:
+    """The same prompt with two answers, of which the first is preferred; both end with EOS."""
+
+    chosen: TokenSequence
+    rejected: TokenSequence
+
+
+def open_conversations(
+    settings: DemonstrationSettings, tokenizer: ChatTokenizer, progress: Progress | None = None
+) -> tuple[list[TokenSequence], Tally]:
+    """Conversations to learn from, encoded; all assistant turns are learned. None is cut.
+
+    The tally counts rows, malformed, overlong, train. Raises UserError if none is left.
+    """
+
+    def encode(chat: list[Message]) -> TokenSequence:
+        return tokenizer.encode_chat(chat)
+
+    return _encoded(settings, row_reader(settings).chat, encode, lambda s: s.tokens, progress)
+
+
+def open_preferences(
+    settings: DemonstrationSettings, tokenizer: ChatTokenizer, progress: Progress | None = None
+) -> tuple[list[PreferencePair], Tally]:
+    """Preference pairs, encoded; a pair is overlong if either side is. Counts and errors as for
+    conversations."""
+
+    def encode(row: PreferenceRow) -> PreferencePair:
+        prompt, _ = tokenizer.encode_prompt(row.prompt)
+        return PreferencePair(
+            tokenizer.encode_demonstration(prompt, row.chosen),
+            tokenizer.encode_demonstration(prompt, row.rejected),
+        )
+
+    def longest(pair: PreferencePair) -> int:
+        return max(pair.chosen.tokens, pair.rejected.tokens)
+
+    return _encoded(settings, row_reader(settings).preference, encode, longest, progress)
+
+
+Encoded = TypeVar("Encoded")
+
+
+def _encoded(
+    settings: DemonstrationSettings,
+    shape: Callable[[Mapping[str, Any]], Shaped],
+    encode: Callable[[Shaped], Encoded],
+    tokens: Callable[[Encoded], int],
+    progress: Progress | None,
+) -> tuple[list[Encoded], Tally]:
+    tally, kept = Tally(), []
+    for row, shaped in shaped_rows(settings, shape, tally):
+        try:
+            encoded = encode(shaped)
+        except UserError as error:
+            raise UserError(f"{row.place}: {error}") from error
+        if settings.max_tokens is not None and tokens(encoded) > settings.max_tokens:
+            if settings.overlong == "error":
+                raise UserError(
+                    f"{row.place}: {tokens(encoded)} tokens, max_tokens is {settings.max_tokens}. Raise it, "
+                    "or set overlong to 'skip'."
+                )
+            tally.counts["overlong"] += 1
+        else:
+            kept.append(encoded)
+        if progress is not None:
+            progress(f"reading {settings.path}", tally.counts["rows"], None)
+    tally.counts["train"] = len(kept)
+    if not kept:
+        raise UserError(f"{settings.path}: nothing to learn from ({tally.told()}).")
+    return kept, tally

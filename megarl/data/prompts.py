@@ -1,0 +1,310 @@
+"""From settings to prompts: open the sources, hold questions out, encode, filter by length, and count it
+all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from megarl.data.files import FileQuestions, Progress, Tally
+from megarl.data.procedural import VERIFIER, ReasoningGymQuestions
+from megarl.data.questions import Question, content_key, is_held_out
+from megarl.data.settings import (
+    DataSettings,
+    FileSettings,
+    ReasoningGymSettings,
+    Source,
+    source_name,
+)
+from megarl.data.stream import FinitePool, Pool, PromptStream
+from megarl.data.tokenizer import ChatTokenizer
+from megarl.errors import UserError
+from megarl.records import Prompt
+
+__all__ = [
+    "EndlessPool",
+    "FinitePool",
+    "Progress",
+    "PromptData",
+    "PromptStream",
+    "open_prompts",
+    "sample_texts",
+]
+
+BATCH = 1024  # prompts encoded at once
+ATTEMPTS = 400  # candidates tried for one slot of an endless source
+FATES = ("rows", "malformed", "duplicate", "leaked", "held_out", "overlong", "overlong_held_out", "train")
+PROBLEMS_SHOWN = 3
+FRUITLESS = 200  # held-out candidates in a row that bring no new prompt before a task counts as exhausted
+
+
+@dataclass(frozen=True, eq=False)
+class PromptData:
+    """Prompts to train on, in pools, and to evaluate on.
+
+    heldout: prompts by name: each source's split (under the source's name, if it has any) and each
+    evaluation.
+    counts: by source: rows, and how many of them were malformed, duplicate, leaked, held_out, overlong,
+    train.
+    """
+
+    pools: tuple[Pool, ...]
+    heldout: Mapping[str, tuple[Prompt, ...]]
+    counts: Mapping[str, Mapping[str, int]]
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seed: int = 0
+    shuffle: bool = True
+
+    @property
+    def verifiers(self) -> frozenset[str]:
+        """Every verifier that a prompt may name, so that a run can refuse an unknown one at its start."""
+        evaluated = (p.verifier for prompts in self.heldout.values() for p in prompts)
+        return frozenset(evaluated).union(*(pool.verifiers for pool in self.pools))
+
+    def told(self) -> list[str]:
+        """For people, a line for each source: what became of its rows, and the first of the bad ones."""
+        lines = []
+        for name, counts in self.counts.items():
+            endless = any(pool.name == name and pool.size is None for pool in self.pools)
+            shown = ", ".join(f"{counts[what]} {what}" for what in FATES if counts.get(what))
+            lines.append(f"{name}: {'endless; ' if endless else ''}{shown or 'nothing held out'}")
+            lines += [f"  {problem}" for problem in self.problems.get(name, ())[:PROBLEMS_SHOWN]]
+        return lines
+
+    def stream(self, replica: int = 0, replicas: int = 1) -> PromptStream:
+        """The training prompts of one data-parallel replica."""
+        return PromptStream(
+            self.pools, seed=self.seed, shuffle=self.shuffle, replica=replica, replicas=replicas
+        )
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What decides a question's fate, shared by all sources."""
+
+    settings: DataSettings
+    tokenizer: ChatTokenizer
+    evaluation_keys: Mapping[bytes, str]  # content key -> evaluation that holds it
+
+    def held_out(self, key: bytes) -> bool:
+        return is_held_out(key, self.settings.heldout.fraction, self.settings.heldout.salt)
+
+    def leaked(self, question: Question, key: bytes) -> bool:
+        if key not in self.evaluation_keys:
+            return False
+        if self.settings.leaks == "error":
+            raise UserError(
+                f"question {question.question_id!r} is also in evaluation {self.evaluation_keys[key]!r}. "
+                "Remove it there or here, or set leaks to 'drop'."
+            )
+        return True
+
+    def encode(self, questions: Sequence[Question]) -> list[Prompt | None]:
+        """Their prompts; None for one that is longer than allowed, where such prompts are skipped."""
+        texts = [self._render(question) for question in questions]
+        prompts: list[Prompt | None] = []
+        for question, text, ids in zip(questions, texts, self.tokenizer.encode_texts(texts), strict=True):
+            most = self.settings.max_prompt_tokens
+            fits = most is None or len(ids) <= most
+            if not fits and self.settings.overlong == "error":
+                raise UserError(
+                    f"prompt {question.question_id!r} has {len(ids)} tokens, max_prompt_tokens is {most}. "
+                    "Raise it, or set overlong to 'skip'."
+                )
+            made = Prompt(question.question_id, ids, text, question.verifier, question.reference)
+            prompts.append(made if fits else None)
+        return prompts
+
+    def _render(self, question: Question) -> str:
+        try:
+            return self.tokenizer.render_prompt(question.messages)
+        except UserError as error:
+            raise UserError(f"question {question.question_id!r}: {error}") from error
+
+
+class EndlessPool:
+    """Training prompts of an endless source: slot `s` is its first candidate that is usable."""
+
+    size: int | None = None
+    verifiers = frozenset({VERIFIER})
+
+    def __init__(self, questions: ReasoningGymQuestions, rules: _Rules, weight: float) -> None:
+        self.name, self.weight = questions.name, weight
+        self._questions, self._rules = questions, rules
+        what = questions.settings.model_dump_json() + rules.settings.heldout.model_dump_json()
+        self.identity = f"endless {hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}"
+
+    def prompt(self, slot: int) -> Prompt:
+        reasons: Counter[str] = Counter()
+        for attempt in range(ATTEMPTS):
+            question = self._questions.candidate(slot, attempt)
+            key = content_key(question.content)
+            if self._rules.leaked(question, key):
+                reasons["in an evaluation"] += 1
+            elif self._rules.held_out(key):
+                reasons["held out"] += 1
+            elif (prompt := self._rules.encode([question])[0]) is None:
+                reasons["longer than max_prompt_tokens"] += 1
+            else:
+                return prompt
+        why = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common())
+        raise UserError(f"source {self.name!r}: none of {ATTEMPTS} questions can be trained on ({why}).")
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """The first `count` distinct held-out prompts. Raises UserError if the task hasn't as many."""
+        found: dict[bytes, Prompt] = {}
+        slot, since, overlong = 0, 0, 0
+        while len(found) < count and since < FRUITLESS / self._rules.settings.heldout.fraction:
+            question = self._questions.candidate(slot, 0)
+            slot, since = slot + 1, since + 1
+            key = content_key(question.content)
+            if key in found or key in self._rules.evaluation_keys or not self._rules.held_out(key):
+                continue
+            if (prompt := self._rules.encode([question])[0]) is not None:
+                found[key] = prompt
+                since = 0
+            else:
+                overlong += 1
+        if len(found) < count:
+            raise UserError(
+                f"source {self.name!r}: only {len(found)} distinct held-out questions in {slot} draws, "
+                f"{count} are wanted. "
+                + (
+                    f"{overlong} were longer than max_prompt_tokens={self._rules.settings.max_prompt_tokens}: raise it "
+                    "(unless set, it is what sampling.max_new_tokens leaves of the model's context)."
+                    if overlong
+                    else "Widen the task's params, raise heldout.fraction or lower heldout.count."
+                )
+            )
+        return list(found.values())
+
+
+def open_prompts(
+    settings: DataSettings, tokenizer: ChatTokenizer, progress: Progress | None = None
+) -> PromptData:
+    """Open all sources. Finite ones are read, split, encoded and filtered here, once; endless ones as drawn.
+
+    progress: told what is being read and how far it is. Raises UserError for anything the user can mend; in
+    particular, if a source has nothing left to train on.
+    """
+    tallies: dict[str, Tally] = {}
+    held_out: dict[str, tuple[Prompt, ...]] = {}
+    evaluation_keys: dict[bytes, str] = {}
+    plain = _Rules(settings, tokenizer, {})
+    for name, evaluation in settings.evaluations.items():
+        tallies[name] = Tally()
+        source = evaluation.model_copy(update={"name": name})
+        held_out[name] = _open_evaluation(source, plain, evaluation_keys, tallies[name], progress)
+    rules = _Rules(settings, tokenizer, evaluation_keys)
+    pools: list[Pool] = []
+    seen: set[bytes] = set()
+    for source in settings.sources:
+        name = source_name(source)
+        tallies[name] = Tally()
+        if isinstance(source, ReasoningGymSettings) and source.size is None:
+            endless = EndlessPool(ReasoningGymQuestions(source), rules, source.weight)
+            pools.append(endless)
+            split = endless.held_out(settings.heldout.count) if settings.heldout.fraction else []
+            tallies[name].counts["held_out"] = len(split)
+        else:
+            finite, split = _open_finite(source, rules, seen, tallies[name], progress)
+            pools.append(finite)
+        if split:
+            held_out[name] = tuple(split)
+    return PromptData(
+        pools=tuple(pools),
+        heldout=held_out,
+        counts={name: tally.counts for name, tally in tallies.items()},
+        problems={name: tuple(tally.problems) for name, tally in tallies.items()},
+        seed=settings.seed,
+        shuffle=settings.shuffle,
+    )
+
+
+def _open_evaluation(
+    source: Source, rules: _Rules, keys: dict[bytes, str], tally: Tally, progress: Progress | None
+) -> tuple[Prompt, ...]:
+    name = source_name(source)
+    if isinstance(source, ReasoningGymSettings) and source.size is None:
+        raise UserError(f"evaluation {name!r} is endless: set its size.")
+    questions = list(_questions(source, tally, progress))
+    keys.update({content_key(question.content): name for question in questions})
+    prompts = _fitting(questions, rules, tally.counts, "overlong")
+    tally.counts["held_out"] = len(prompts)
+    if not prompts:
+        raise UserError(f"evaluation {name!r} has no prompt ({tally.told()}).")
+    return tuple(prompts)
+
+
+def _open_finite(
+    source: Source, rules: _Rules, seen: set[bytes], tally: Tally, progress: Progress | None
+) -> tuple[FinitePool, list[Prompt]]:
+    """The training pool of a finite source and its held-out prompts; `seen` collects the keys of all
+    sources."""
+    kept: list[Question] = []
+    kept_keys: set[bytes] = set()
+    split: dict[bytes, Question] = {}
+    for question in _questions(source, tally, progress):
+        key = content_key(question.content)
+        if key in seen and rules.settings.duplicates == "drop":
+            tally.counts["duplicate"] += 1
+        elif rules.leaked(question, key):
+            tally.counts["leaked"] += 1
+        elif rules.held_out(key):
+            tally.counts["held_out"] += 1
+            split.setdefault(key, question)
+        else:
+            kept.append(question)
+            kept_keys.add(key)
+        seen.add(key)
+    name = source_name(source)
+    if kept_keys & (split.keys() | rules.evaluation_keys.keys()):  # the proof that is always on
+        raise RuntimeError(f"source {name!r}: a held-out question would be trained on; a defect of megarl")
+    train = _fitting(kept, rules, tally.counts, "overlong")
+    tally.counts["train"] = len(train)
+    if not train:
+        raise UserError(f"source {name!r} has no prompt to train on ({tally.told()}).")
+    # Keys are hashes, so the least ones are a fair sample, and the same one each time.
+    chosen = [split[key] for key in sorted(split)][: rules.settings.heldout.count]
+    return FinitePool(name, train, source.weight), _fitting(chosen, rules, tally.counts, "overlong_held_out")
+
+
+def _fitting(
+    questions: Sequence[Question], rules: _Rules, counts: Counter[str], overlong: str
+) -> list[Prompt]:
+    """The prompts of these questions that are not too long; the others are counted as `overlong`."""
+    encoded = [p for i in range(0, len(questions), BATCH) for p in rules.encode(questions[i : i + BATCH])]
+    fitting = [prompt for prompt in encoded if prompt is not None]
+    counts[overlong] += len(encoded) - len(fitting)
+    return fitting
+
+
+def _questions(source: Source, tally: Tally, progress: Progress | None) -> Iterator[Question]:
+    """The questions of a finite source, counted (bad rows too) and reported."""
+    if isinstance(source, FileSettings):
+        questions: Iterable[Question] = FileQuestions(source, tally)
+        total = None
+    else:
+        questions, total = ReasoningGymQuestions(source), source.size
+    for number, question in enumerate(questions, start=1):
+        if total is not None:
+            tally.counts["rows"] += 1
+        yield question
+        if progress is not None:
+            progress(f"reading {source_name(source)}", number, total)
+
+
+def sample_texts(sources: Iterable[Source], count: int = 2000) -> list[str]:
+    """Some questions of each source, framing included: what a tiny tokenizer is trained on."""
+    texts: list[str] = []
+    for source in sources:
+        if isinstance(source, ReasoningGymSettings) and source.size is None:
+            endless = ReasoningGymQuestions(source)
+            questions: Iterable[Question] = (endless.candidate(i, 0) for i in range(count))
+        else:
+            questions = islice(_questions(source, Tally(), None), count)
+        texts += [str(m["content"]) for question in questions for m in question.messages]
+    return texts

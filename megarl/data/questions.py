@@ -1,0 +1,71 @@
+"""A question before it meets a tokenizer: what is asked, who verifies, and the key it is recognised by."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megarl.data.settings import Framing
+from megarl.data.tokenizer import Message
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of a source.
+
+    question_id: `"<source>/<row>"`, the same in every run.
+    messages: the conversation up to where the assistant answers, framing included.
+    content: the bare question without framing; two questions of equal content (whitespace aside) are the
+    same.
+    verifier, reference: as in `Prompt`.
+    """
+
+    question_id: str
+    messages: tuple[Message, ...]
+    content: str
+    verifier: str
+    reference: Mapping[str, Any]
+
+
+def normalised(text: str) -> str:
+    """Unicode NFC with every run of whitespace as one space and none at the ends."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def content_key(text: str) -> bytes:
+    """16 bytes by which a question is recognised: BLAKE2b of its normalised text."""
+    return hashlib.blake2b(normalised(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:
+    """Whether the split puts this key on the held-out side: a pure function of content, fraction and salt.
+
+    Duplicates land on the same side, and growing the fraction only adds to the held-out side.
+    """
+    digest = hashlib.blake2b(key, digest_size=8, key=salt.encode()[:64]).digest()
+    return int.from_bytes(digest, "big") < fraction * 2**64
+
+
+def find_leaks(training: Iterable[str], held_out: Iterable[str]) -> list[str]:
+    """Training texts that, whitespace aside, are also held out."""
+    keys = {content_key(text) for text in held_out}
+    return [text for text in training if content_key(text) in keys]
+
+
+def frame(messages: Sequence[Message] | str, framing: Framing) -> tuple[Message, ...]:
+    """Put the system message, prefix and suffix around a question; a string is one user message.
+
+    A system message of the row itself stays and the framing's is not added.
+    """
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    framed = [dict(m) for m in messages]
+    last_user = max((i for i, m in enumerate(framed) if m["role"] == "user"), default=None)
+    if last_user is not None:
+        framed[last_user]["content"] = framing.prefix + framed[last_user]["content"] + framing.suffix
+    if framing.system is not None and not any(m["role"] == "system" for m in framed):
+        framed.insert(0, {"role": "system", "content": framing.system})
+    return tuple(framed)

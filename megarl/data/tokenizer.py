@@ -1,0 +1,198 @@
+"""The tokenizer of a policy: text in, token ids out, with the chat template of its folder.
+
+Prompts and responses are tokenized apart and joined as ids, in training on demonstrations as in sampling,
+so that a demonstration has exactly the token boundary at which the engine starts to sample.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from megarl.data.packing import TokenSequence
+from megarl.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": str}
+
+
+class ChatTokenizer:
+    """A Hugging Face tokenizer with a chat template. Make it by `load_tokenizer`.
+
+    hf: the wrapped tokenizer. eos_token_id ends a response; stop_token_ids (eos first) holds every id that
+    does, as the folder's generation_config.json lists them. pad_token_id falls back to eos.
+    """
+
+    def __init__(
+        self,
+        hf: PreTrainedTokenizerBase,
+        folder: Path,
+        stop_token_ids: Sequence[int] = (),
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if hf.eos_token_id is None:
+            raise UserError(
+                f"{folder}: the tokenizer has no EOS token. Set eos_token in its tokenizer_config.json."
+            )
+        self.hf = hf
+        self.folder = folder
+        self.template_options = dict(template_options or {})
+        self.eos_token_id: int = int(hf.eos_token_id)
+        self.pad_token_id: int = int(hf.pad_token_id) if hf.pad_token_id is not None else self.eos_token_id
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_token_id, *stop_token_ids)))
+        self.vocab_size: int = max(hf.get_vocab().values()) + 1  # rows an embedding must have
+
+    def check_embedding(self, rows: int) -> None:
+        """Raise UserError unless an embedding of this many rows holds every token id."""
+        if self.vocab_size > rows:
+            raise UserError(
+                f"{self.folder}: the tokenizer has ids up to {self.vocab_size - 1}, the model's embedding "
+                f"only {rows} rows. Use the tokenizer of this model, or set the model's vocab_size to "
+                f"{self.vocab_size}."
+            )
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids int32 [tokens] of the text as it stands: nothing is added; special tokens in it are
+        parsed."""
+        return np.asarray(self.hf.encode(text, add_special_tokens=False), dtype=np.int32)
+
+    def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
+        """Text without special tokens; bytes that form no character become U+FFFD."""
+        return str(
+            self.hf.decode(
+                np.asarray(token_ids).tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def render_prompt(self, messages: Sequence[Message] | str) -> str:
+        """The prompt's text, up to where the assistant begins. A string is one user message.
+
+        Raises UserError if the messages don't fit the chat template.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self._render(messages, add_generation_prompt=True)
+
+    def encode_prompt(self, messages: Sequence[Message] | str) -> tuple[np.ndarray, str]:
+        """(token ids int32 [prompt_tokens], rendered text) of what the engine continues."""
+        text = self.render_prompt(messages)
+        return self.encode(text), text
+
+    def encode_texts(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of many texts, by all cores."""
+        if not texts:
+            return []
+        encoded = self.hf(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
+        return [np.asarray(ids, dtype=np.int32) for ids in encoded]
+
+    def encode_demonstration(
+        self, prompt: Sequence[Message] | str | np.ndarray, response: str
+    ) -> TokenSequence:
+        """A prompt (messages, or ids already encoded) and the response to learn, EOS included."""
+        ids = prompt if isinstance(prompt, np.ndarray) else self.encode_prompt(prompt)[0]
+        answer = np.append(self.encode(response), self.eos_token_id)
+        return TokenSequence(np.concatenate([ids, answer]), np.arange(len(ids) + len(answer)) >= len(ids))
+
+    def encode_chat(self, messages: Sequence[Message]) -> TokenSequence:
+        """A whole conversation; every assistant turn is learned, up to and with its EOS, and nothing else.
+
+        The conversation is rendered once, as the model will meet it. Raises UserError for one without an
+        assistant turn, and where the template leaves out part of a turn (as some do with earlier thinking):
+        to learn such a turn, give it as a conversation of its own, up to there.
+        """
+        turns = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
+        if not turns:
+            raise UserError("a conversation to learn from needs at least one assistant message")
+        whole = self._render(messages, add_generation_prompt=False)
+        ids: list[np.ndarray] = []
+        done = 0
+        for i in turns:
+            before = self._render(messages[:i], add_generation_prompt=True) if i else ""
+            end = self._turn_end(whole, len(before), messages[: i + 1])
+            turn = whole[len(before) : end]
+            if not whole.startswith(before) or str(messages[i]["content"]).strip() not in turn:
+                raise UserError(
+                    f"{self.folder}: the chat template rewrites message {i + 1} or what comes before it in the "
+                    "conversation. Learn from the conversation up to that message, or give another chat_template."
+                )
+            ids += [self.encode(whole[done : len(before)]), self._with_eos(self.encode(turn))]
+            done = end
+        learned = np.arange(len(ids)) % 2 == 1  # what is asked and what is answered take turns
+        return TokenSequence(np.concatenate(ids), np.repeat(learned, [len(part) for part in ids]))
+
+    def _turn_end(self, whole: str, start: int, turns: Sequence[Message]) -> int:
+        """Where the turn that begins at `start` ends: behind its stop token, or where the template leaves
+        it."""
+        marks = [str(self.hf.convert_ids_to_tokens(i)) for i in self.stop_token_ids]
+        ends = [at + len(mark) for mark in marks if (at := whole.find(mark, start)) >= 0]
+        return min(ends) if ends else len(self._render(turns, add_generation_prompt=False))
+
+    def _with_eos(self, ids: np.ndarray) -> np.ndarray:
+        ended = len(ids) and int(ids[-1]) in self.stop_token_ids
+        return ids if ended else np.append(ids, np.int32(self.eos_token_id))
+
+    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        if not self.hf.chat_template:
+            raise UserError(
+                f"{self.folder}: the tokenizer has no chat template. Add chat_template.jinja to the folder, "
+                "or set chat_template to a Jinja file."
+            )
+        try:
+            return str(
+                self.hf.apply_chat_template(
+                    [dict(m) for m in messages],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.template_options,
+                )
+            )
+        except Exception as error:  # a template is a program of its own: it raises what it likes
+            raise UserError(f"{self.folder}: the chat template refuses the messages: {error}") from error
+
+
+def load_tokenizer(
+    folder: str | Path,
+    chat_template: str | Path | None = None,
+    template_options: Mapping[str, Any] | None = None,
+) -> ChatTokenizer:
+    """Load the tokenizer of a Hugging Face folder; nothing is downloaded and no code of the folder is run.
+
+    chat_template: a Jinja file to use instead of the folder's own. Raises UserError for a folder that is
+    missing or holds no tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: no such folder. Give the folder of a Hugging Face tokenizer (tokenizer.json)."
+        )
+    try:
+        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (
+        Exception
+    ) as error:  # transformers raises OSError, ValueError, KeyError and more for a broken folder
+        raise UserError(f"{folder}: no tokenizer could be loaded from it: {error}") from error
+    if chat_template is not None:
+        try:
+            hf.chat_template = Path(chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{chat_template}: the chat template can't be read: {error}") from error
+    stops = _generation_stops(folder / "generation_config.json")
+    return ChatTokenizer(hf, folder, stops, template_options)
+
+
+def _generation_stops(path: Path) -> list[int]:
+    if not path.is_file():
+        return []
+    try:
+        stops = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not a JSON object: {error}") from error
+    return [] if stops is None else [int(s) for s in (stops if isinstance(stops, list) else [stops])]

@@ -1,0 +1,180 @@
+"""Values of a row, checked: texts, answers and conversations, each with a reason where it is not one."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megarl.data.tokenizer import Message
+from megarl.errors import did_you_mean
+
+ROLES = {  # what data sets call the speakers
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+
+
+class RowError(ValueError):
+    """What is wrong with a row, in words that may follow "file, row N: "."""
+
+
+def lookup(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column; a dotted name looks inside objects. Raises KeyError where there is none."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(column)
+        value = value[part]
+    return value
+
+
+def pick(row: Mapping[str, Any], role: str, columns: Sequence[str]) -> tuple[str, Any]:
+    """(column, value) of the first of these columns that the row has. Raises RowError if it has none."""
+    for column in columns:
+        try:
+            return column, lookup(row, column)
+        except KeyError:
+            continue
+    wanted = " or ".join(repr(c) for c in columns)
+    hint = did_you_mean(columns[0], row)
+    raise RowError(
+        f"no column {wanted} (it has {', '.join(map(repr, row)) or 'none'}).{hint} Set columns.{role}"
+    )
+
+
+def text(value: Any, what: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str):
+        raise RowError(f"{what} is {_kind(value)}, not text")
+    if not value.strip():
+        raise RowError(f"{what} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half a character: "\\ud800"
+        raise RowError(f"{what} is not valid Unicode: half a character at {error.start}") from None
+    return value
+
+
+def answer(value: Any) -> Any:
+    """An answer to compare with: a text, a finite number, or a list of them (any one is right)."""
+    if isinstance(value, list | tuple):
+        if not value:
+            raise RowError("the answer is an empty list")
+        return [answer(v) for v in value]
+    if value is None:
+        raise RowError("the answer is missing")
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int | float):
+        if not math.isfinite(value):
+            raise RowError(f"the answer is {value}")
+        return value
+    if isinstance(value, str) and value.strip().lower() == "nan":
+        raise RowError("the answer is NaN")
+    return text(value, "the answer")
+
+
+def messages(value: Any, what: str) -> list[dict[str, str]]:
+    """A conversation: a list of {"role", "content"} (or {"from", "value"}), also as JSON text; text only."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise RowError(f"{what} looks like a JSON list and isn't one: {error}") from error
+    if not isinstance(value, list | tuple) or not value:
+        raise RowError(f"{what} is {_kind(value)}, not a list of messages")
+    return [_message(m, f"{what}, message {i}") for i, m in enumerate(value, start=1)]
+
+
+def question(value: Any, what: str = "the question") -> str | list[dict[str, str]]:
+    """What is asked: a text, or a conversation whose last message is the user's (a tool's, in a dialogue)."""
+    if isinstance(value, str):
+        return text(value, what)
+    if not isinstance(value, list | tuple):
+        raise RowError(f"{what} is {_kind(value)}, not text or messages")
+    asked = messages(value, what)
+    if asked[-1]["role"] not in ("user", "tool"):
+        raise RowError(f"{what} ends with a message of the {asked[-1]['role']}, not of the user")
+    return asked
+
+
+def before_answer(conversation: Sequence[Message]) -> list[Message]:
+    """A conversation without the assistant's last turn, if it ends with one."""
+    asked = list(conversation)
+    while asked and asked[-1]["role"] == "assistant":
+        asked.pop()
+    if not asked or all(m["role"] == "system" for m in asked):
+        raise RowError("nobody asks anything before the assistant's answer")
+    return asked
+
+
+def all_text(asked: str | Sequence[Message]) -> str:
+    """The words of a question, for its identity: contents in order, without the roles."""
+    return asked if isinstance(asked, str) else "\n".join(str(m["content"]) for m in asked)
+
+
+def _message(value: Any, what: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise RowError(f"{what} is {_kind(value)}, not an object")
+    role = value.get("role", value.get("from"))
+    if role not in ROLES:
+        raise RowError(f"{what} has the role {role!r}; known: {', '.join(ROLES)}")
+    content = value.get("content", value.get("value"))
+    if isinstance(content, list):
+        parts = [
+            p.get("text") if isinstance(p, Mapping) and p.get("type") == "text" else None for p in content
+        ]
+        if any(not isinstance(p, str) for p in parts):
+            raise RowError(f"{what} has parts that are not text")
+        content = "".join(str(p) for p in parts)
+    return {"role": ROLES[role], "content": text(content, what)}
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "missing (null)"
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    name = type(value).__name__
+    return {"dict": "an object", "list": "a list", "str": "text", "int": "an integer"}.get(name, f"a {name}")
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?:\D|$))")
+
+
+def after_hashes(value: Any) -> str:
+    """GSM8K's final answer: what follows the last `####`, without thousands separators."""
+    _, mark, final = text(value, "the answer").rpartition("####")
+    if not mark:
+        raise RowError("the answer has no '####' before its final number")
+    return _THOUSANDS.sub("", text(final, "the answer behind '####'").strip())
+
+
+def last_boxed(value: Any) -> str:
+    r"""MATH's final answer: what the solution's last `\boxed{...}` (or `\fbox{...}`) holds."""
+    solution = text(value, "the solution")
+    boxes = list(_BOX.finditer(solution))
+    if not boxes:
+        raise RowError(r"the solution has no \boxed answer")
+    rest = solution[boxes[-1].end() :]
+    if not rest.startswith("{"):
+        return text(re.split(r"[\s$]", rest)[0], r"the \boxed answer")
+    depth = 0
+    for i, c in enumerate(rest):
+        escaped = i > 0 and rest[i - 1] == "\\"
+        depth += 0 if escaped else {"{": 1, "}": -1}.get(c, 0)
+        if depth == 0:
+            return text(rest[1:i], r"the \boxed answer")
+    raise RowError(r"the solution's last \boxed is not closed")

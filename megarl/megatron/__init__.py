@@ -1,0 +1,35 @@
+"""The trainer on megatron-core."""
+
+import importlib.util
+import sys
+import types
+import warnings
+
+# megarl chooses the parts itself (`platform.py`); what megatron-core misses at import, and what it uses that torch
+# will rename one day, is no news to the user.
+for _message in (
+    ".*(Apex|Transformer Engine) (is|are|and) .*",
+    r".*torch\.distributed\.\w+.* is deprecated.*",
+    r"The \.grad attribute of a Tensor that is not a leaf.*",
+):
+    warnings.filterwarnings("ignore", message=_message)
+
+
+def _without_compiler() -> types.ModuleType:
+    """Stands in for megatron.core.jit where nothing is compiled.
+
+    That module hands small functions to torch.compile while it is imported, which loads a compiler that a CPU run
+    never uses: four seconds in every process.
+    """
+    jit = types.ModuleType("megatron.core.jit")
+    jit.__dict__.update(
+        jit_fuser=lambda function: function,
+        noop_decorator=lambda function: function,
+        enable_jit_fuser=lambda: None,
+        disable_jit_fuser=lambda: None,
+    )
+    return jit
+
+
+if importlib.util.find_spec("transformer_engine") is None:
+    sys.modules.setdefault("megatron.core.jit", _without_compiler())

@@ -1,0 +1,285 @@
+"""Build this rank's part of a policy from megatron-core's own parts.
+
+An `Architecture` says in megatron-core's terms what the model is; `weights/families/` makes one from a Hugging
+Face config. Nothing here knows Hugging Face.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_latent_attention import MLASelfAttention
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from torch import Tensor
+
+from megarl.errors import UserError
+from megarl.megatron.attention import PackedAttention, RMSNorm
+from megarl.megatron.layout import Layout
+from megarl.megatron.logprobs import VocabularyShard
+from megarl.megatron.parts import LatentAttention, RMSNormOverHeads
+from megarl.megatron.platform import Platform
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only language model.
+
+    transformer: TransformerConfig fields that say what the model computes (sizes, norms, router), nothing of layout.
+    vocab_size: rows of the Hugging Face embedding; each rank's share is padded up where it does not divide.
+    max_positions: longest sequence. rotary_base, rotary_percent: RoPE; llama3_rope_factor: Llama 3's frequency scaling.
+    tied_embeddings: the LM head is the embedding. qk_norm_over_heads: q and k are normed over all heads at once.
+    latent_norm_epsilon: of latent attention's own norms, where it is not layernorm_epsilon.
+    moe_layers: 0-based numbers of the Mixture-of-Experts layers, in order; empty for a dense model.
+    """
+
+    transformer: Mapping[str, Any]
+    vocab_size: int
+    max_positions: int
+    rotary_base: float = 10000.0
+    rotary_percent: float = 1.0
+    llama3_rope_factor: float | None = None
+    tied_embeddings: bool = False
+    qk_norm_over_heads: bool = False
+    latent_norm_epsilon: float | None = None
+    moe_layers: tuple[int, ...] = ()
+
+    @property
+    def num_experts(self) -> int:
+        return int(self.transformer.get("num_moe_experts") or 0)
+
+    @property
+    def top_k(self) -> int:
+        return int(self.transformer.get("moe_router_topk", 0)) if self.num_experts else 0
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How to run it: params_dtype of the model; recompute "none" | "selective" | "full" (activation recompute);
+    float32_lm_head: the LM head's product in float32; load_balancing: "none" | "aux_loss" | "bias" with its
+    coefficient or update rate; extra: further TransformerConfig fields, as a last word."""
+
+    params_dtype: torch.dtype
+    recompute: str = "none"
+    float32_lm_head: bool = False
+    load_balancing: str = "none"
+    load_balancing_rate: float = 1e-3
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def padded_vocab_size(architecture: Architecture, layout: Layout) -> int:
+    """The smallest multiple of the tensor-parallel size that holds the vocabulary."""
+    return -(-architecture.vocab_size // layout.tensor) * layout.tensor
+
+
+def _last_stage(layers: int, layout: Layout) -> int | None:
+    """Layers of the last pipeline stage, which also has the LM head, where they do not divide; else None."""
+    stages = layout.pipeline
+    if layout.virtual_pipeline or layers % stages == 0:
+        return None
+    last = layers - -(-layers // stages) * (stages - 1)
+    if last < 1:
+        raise UserError(
+            f"parallel.pipeline: {layers} layers leave one of {stages} stages empty; use fewer stages"
+        )
+    return last
+
+
+def _load_balancing(architecture: Architecture, settings: ModelSettings) -> dict[str, Any]:
+    """TransformerConfig fields. Raises UserError where the router has no bias to update."""
+    if settings.load_balancing == "none" or not architecture.num_experts:
+        return {}
+    if settings.load_balancing == "aux_loss":
+        return {
+            "moe_router_load_balancing_type": "aux_loss",
+            "moe_aux_loss_coeff": settings.load_balancing_rate,
+        }
+    if not architecture.transformer.get("moe_router_enable_expert_bias"):
+        raise UserError(
+            "model.load_balancing: bias updates a router's expert bias, which this architecture does not have "
+            "(DeepSeek-V3, Moonlight and GLM-4.5 do): set aux_loss or none"
+        )
+    return {"moe_router_bias_update_rate": settings.load_balancing_rate}
+
+
+def transformer_config(
+    architecture: Architecture, layout: Layout, platform: Platform, settings: ModelSettings
+) -> TransformerConfig:
+    """megatron-core's config: the architecture, the layout, the platform, in that order."""
+    dtype = settings.params_dtype
+    fields: dict[str, Any] = {
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_dtype": "fp32",
+        "moe_token_dispatcher_type": "alltoall",
+        **architecture.transformer,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": layout.virtual_pipeline,
+        "num_layers_in_last_pipeline_stage": _last_stage(architecture.transformer["num_layers"], layout),
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "expert_tensor_parallel_size": layout.expert_shards,
+        "sequence_parallel": layout.tensor > 1,
+        "variable_seq_lengths": layout.pipeline > 1,
+        # The interleaved schedule on two stages sends to and receives from one peer both ways at once: only one
+        # direction at a time keeps megatron-core's shape exchange and its tensors apart.
+        "overlap_p2p_comm": layout.virtual_pipeline is not None,
+        "batch_p2p_comm": layout.virtual_pipeline is None,
+        # Losses arrive with their weights decided on the global batch: gradients are summed, never averaged.
+        "calculate_per_token_loss": True,
+        **platform.transformer_settings(),
+        **_load_balancing(architecture, settings),
+    }
+    if settings.recompute == "full":
+        fields |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    elif settings.recompute == "selective":
+        fields |= {"recompute_granularity": "selective"}
+    if architecture.transformer.get("multi_latent_attention"):
+        # the fused rotary kernel wants YaRN; the plain one serves both
+        return MLATransformerConfig(**{**fields, "apply_rope_fusion": False, **settings.extra})
+    return TransformerConfig(**{**fields, **settings.extra})
+
+
+class _HiddenStateHead(ColumnParallelLinear):
+    """An LM head that hands the hidden states on: the product with its weight happens chunk by chunk, in
+    `logprobs.py`, so that the logits of a whole micro-batch never exist."""
+
+    def forward(self, input_: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        return input_, None
+
+
+class _ValueHead(torch.nn.Module):
+    """The last layer of a critic: hands the hidden states on, as `_HiddenStateHead`, and makes values of them."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(config.hidden_size, dtype=config.params_dtype))
+
+    def forward(self, input_: Tensor, weight: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        return input_, None
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """[tokens, hidden] -> float32 [tokens]."""
+        return hidden.float() @ self.weight.float()
+
+
+def _layer_specs(
+    config: TransformerConfig, architecture: Architecture, platform: Platform, vp_stage: int | None
+) -> TransformerBlockSubmodules:
+    spec = get_gpt_decoder_block_spec(
+        config,
+        use_transformer_engine=platform.transformer_engine,
+        normalization=config.normalization,
+        vp_stage=vp_stage,
+    )
+    if not platform.transformer_engine:
+        spec.layer_norm = RMSNorm
+        for layer in spec.layer_specs or []:
+            _use_own_parts(layer.submodules)
+    if architecture.qk_norm_over_heads:
+        for layer in spec.layer_specs or []:
+            attention = layer.submodules.self_attention.submodules
+            heads = {"q": config.num_attention_heads, "k": config.num_query_groups}
+            for x, count in heads.items():
+                norm = ModuleSpec(RMSNormOverHeads, params={"heads": count})
+                setattr(attention, f"{x}_layernorm", norm)
+    return spec
+
+
+def _use_own_parts(parts: TransformerLayerSubmodules) -> None:
+    """Norms and core attention without Transformer Engine."""
+    parts.input_layernorm = RMSNorm
+    parts.pre_mlp_layernorm = RMSNorm
+    attention = parts.self_attention.submodules
+    attention.core_attention = PackedAttention
+    for norm in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+        if getattr(attention, norm, IdentityOp) is not IdentityOp:
+            setattr(attention, norm, RMSNorm)
+    if parts.self_attention.module is MLASelfAttention:
+        parts.self_attention.module = LatentAttention
+
+
+def _set_latent_epsilon(model: GPTModel, epsilon: float) -> None:
+    """megatron-core gives latent attention's norms the layers' epsilon."""
+    for module in model.modules():
+        if isinstance(module, MLASelfAttention):
+            for name in ("q_layernorm", "kv_layernorm", "linear_q_up_proj", "linear_kv_up_proj"):
+                norm = getattr(
+                    module, name, None
+                )  # Transformer Engine fuses a norm into the projection behind it
+                if norm is not None and hasattr(norm, "eps"):
+                    norm.eps = epsilon
+
+
+def build_model(
+    architecture: Architecture,
+    layout: Layout,
+    platform: Platform,
+    settings: ModelSettings,
+    *,
+    value_head: bool = False,
+) -> list[GPTModel]:
+    """This rank's model chunks (one, or one for each virtual pipeline stage), with random weights."""
+    config = transformer_config(architecture, layout, platform, settings)
+    chunks = []
+    for vp_stage in range(layout.virtual_pipeline or 1):
+        stage = vp_stage if layout.virtual_pipeline else None
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
+        model = GPTModel(
+            config,
+            _layer_specs(config, architecture, platform, stage),
+            vocab_size=padded_vocab_size(architecture, layout),
+            max_sequence_length=architecture.max_positions,
+            pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+            post_process=last,
+            share_embeddings_and_output_weights=architecture.tied_embeddings and not value_head,
+            position_embedding_type="rope",
+            rotary_base=architecture.rotary_base,  # type: ignore[arg-type]
+            rotary_percent=architecture.rotary_percent,
+            rope_scaling=architecture.llama3_rope_factor is not None,
+            rope_scaling_factor=architecture.llama3_rope_factor or 1.0,
+            vp_stage=stage,
+        )
+        if architecture.latent_norm_epsilon is not None:
+            _set_latent_epsilon(model, architecture.latent_norm_epsilon)
+        if last and value_head:
+            model.output_layer = _ValueHead(config)
+        elif last:
+            model.output_layer.__class__ = _HiddenStateHead
+        chunks.append(model.to(platform.device))
+    return chunks
+
+
+def head_weight(model: GPTModel) -> Tensor:
+    """The LM head's rows on this rank, [padded_vocab_size / tensor, hidden]; last pipeline stage only."""
+    if model.share_embeddings_and_output_weights:
+        return model.shared_embedding_or_output_weight()
+    return model.output_layer.weight  # type: ignore[return-value]
+
+
+def vocabulary_shard(architecture: Architecture, layout: Layout) -> VocabularyShard:
+    """The rows of the vocabulary on this rank."""
+    rows = padded_vocab_size(architecture, layout) // layout.tensor
+    start = rows * parallel_state.get_tensor_model_parallel_rank()
+    group = parallel_state.get_tensor_model_parallel_group() if layout.tensor > 1 else None
+    return VocabularyShard(start, max(0, min(rows, architecture.vocab_size - start)), group)

@@ -1,0 +1,353 @@
+"""Every metric megarl logs, under the names practitioners know. `docs/metrics.md` is made from these rows."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from megarl.algorithms import METRICS as POLICY
+from megarl.monitor.registry import Metric, Reduction, Registry
+
+ROLLOUT = (
+    Metric(
+        "rollout/reward_mean",
+        "Mean reward of the scored responses, shaping included.",
+        "reward",
+        "Rises. Flat from the start: tasks too hard or too easy. Falling: see train/grad_norm.",
+        "response_mean",
+        console="reward",
+    ),
+    Metric(
+        "rollout/reward_std",
+        "Standard deviation of the reward inside a group, averaged over groups: the signal to learn from.",
+        "reward",
+        "Above 0. Near 0: all responses to a prompt do equally well, and advantages vanish.",
+        "group_mean",
+    ),
+    Metric(
+        "rollout/reward_part/{part}",
+        "Mean score of one verifier or shaping term, by its name.",
+        "reward",
+        "",
+        "response_mean",
+    ),
+    Metric(
+        "rollout/accuracy",
+        "Share of scored responses that the verifier calls correct.",
+        "share",
+        "0.1 to 0.9 while learning; outside, most groups carry no signal.",
+        "response_mean",
+        console="acc",
+    ),
+    Metric(
+        "rollout/response_length_mean",
+        "Mean tokens of a response, the end token included.",
+        "tokens",
+        "Moves smoothly. Racing to the budget: repetition or reward hacking; collapsing: no more reasoning.",
+        "response_mean",
+        console="len",
+    ),
+    Metric("rollout/prompt_length_mean", "Mean tokens of a prompt.", "tokens", "", "response_mean"),
+    Metric(
+        "rollout/worked_share",
+        "Share of responses that work the answer out before giving it.",
+        "share",
+        "Rises where working it out pays.",
+        "response_mean",
+        console="worked",
+    ),
+    Metric(
+        "rollout/truncated_share",
+        "Share of responses cut off by the token budget.",
+        "share",
+        "Under 0.1. Above: raise the budget or penalise length, or the policy learns from cut answers.",
+        "response_mean",
+        console="cut",
+    ),
+    Metric(
+        "rollout/aborted_share",
+        "Share of responses ended by the engine before they finished.",
+        "share",
+        "0 unless rollouts are partial.",
+        "response_mean",
+    ),
+    Metric(
+        "rollout/unscored",
+        "Responses whose verifier failed or timed out. They are masked, which is not a reward of 0.",
+        "responses",
+        "0. A handful is a slow verifier; many are a broken one.",
+        "sum",
+    ),
+    Metric(
+        "rollout/unscored_reason/{reason}",
+        "Unscored responses by why: timed_out, bad_reference, worker_died, sandbox, raised, no_number, service, other.",
+        "responses",
+        "bad_reference is a fault of the data's row, sandbox of the machine.",
+        "sum",
+    ),
+    Metric("rollout/responses", "Responses generated for this step.", "responses", "", "sum"),
+    Metric("rollout/tokens", "Response tokens generated for this step.", "tokens", "", "sum"),
+    Metric("rollout/groups", "Groups generated for this step.", "groups", "", "sum"),
+    Metric(
+        "rollout/groups_kept",
+        "Groups that go into training.",
+        "groups",
+        "Near rollout/groups unless sampling is dynamic.",
+        "sum",
+    ),
+    Metric("rollout/groups_dropped/{reason}", "Groups left out of training, by reason.", "groups", "", "sum"),
+    Metric(
+        "rollout/groups_all_correct",
+        "Groups in which every response is correct: nothing to learn, the prompt is too easy.",
+        "groups",
+        "Under half of rollout/groups.",
+        "sum",
+    ),
+    Metric(
+        "rollout/groups_all_wrong",
+        "Groups in which no response is correct: nothing to learn, the prompt is too hard.",
+        "groups",
+        "Under half of rollout/groups.",
+        "sum",
+    ),
+    Metric(
+        "rollout/staleness_mean",
+        "Mean age of a response's weights: versions between sampling and training on it.",
+        "versions",
+        "0 when rollouts and training alternate.",
+        "response_mean",
+    ),
+    Metric(
+        "rollout/stale_responses",
+        "Responses older than rl.max_staleness, dropped or corrected as rl.stale_responses says.",
+        "responses",
+        "0 when rollouts and training alternate.",
+        "sum",
+    ),
+)
+
+TRAIN = (
+    Metric(
+        "train/grad_norm",
+        "Gradient norm over all parameters before clipping.",
+        "norm",
+        "Within a factor of 10 of its running level. Spikes: a bad batch; 0: no active token; nan: stop.",
+        "mean",
+        console="grad",
+    ),
+    Metric("train/lr", "Learning rate of the last optimizer step.", "1", "Follows the schedule.", "same"),
+    Metric("train/optimizer_steps", "Optimizer steps taken in this step.", "steps", "", "same"),
+    Metric(
+        "train/skipped_steps",
+        "Optimizer steps not taken: no active token in the whole batch, or a non-finite gradient.",
+        "steps",
+        "0.",
+        "same",
+    ),
+    Metric("train/micro_batches", "Micro-batches over all replicas, fillers included.", "count", "", "sum"),
+)
+
+SFT = (
+    Metric(
+        "sft/loss",
+        "Cross-entropy per target token.",
+        "nats",
+        "Falls. Below the entropy of the demonstrations: it memorises.",
+        "token_mean",
+        console="sft_loss",
+    ),
+    Metric(
+        "sft/grad_norm",
+        "Gradient norm before clipping.",
+        "norm",
+        "As train/grad_norm.",
+        "mean",
+        console="grad",
+    ),
+    Metric("sft/lr", "Learning rate of this step.", "1", "Follows the schedule.", "same"),
+    Metric("sft/tokens", "Target tokens of this step.", "tokens", "", "sum"),
+    Metric("sft/epoch", "Passes over the demonstrations so far.", "epochs", "", "same"),
+)
+
+EVAL = (
+    Metric(
+        "eval/accuracy",
+        "Share of held-out prompts answered correctly.",
+        "share",
+        "Rises with rollout/accuracy. Rollout alone rising: over-fitting to the training prompts.",
+        "response_mean",
+        console="eval_acc",
+    ),
+    Metric("eval/reward_mean", "Mean reward on held-out prompts.", "reward", "Rises.", "response_mean"),
+    Metric(
+        "eval/response_length_mean",
+        "Mean tokens of a held-out response.",
+        "tokens",
+        "Moves smoothly.",
+        "response_mean",
+        console="eval_len",
+    ),
+    Metric(
+        "eval/worked_share",
+        "Share of held-out responses that work the answer out.",
+        "share",
+        "As rollout/worked_share.",
+        "response_mean",
+        console="eval_worked",
+    ),
+    Metric(
+        "eval/truncated_share",
+        "Share of held-out responses cut off by the budget.",
+        "share",
+        "Under 0.1.",
+        "response_mean",
+    ),
+    Metric("eval/unscored", "Held-out responses whose verifier failed.", "responses", "0.", "sum"),
+    Metric("eval/prompts", "Held-out prompts evaluated.", "prompts", "", "sum"),
+    Metric("eval/{dataset}/accuracy", "As eval/accuracy, on one data set.", "share", "", "response_mean"),
+    Metric(
+        "eval/{dataset}/response_length_mean",
+        "As eval/response_length_mean, on one data set.",
+        "tokens",
+        "",
+        "response_mean",
+    ),
+    Metric("eval/seconds", "Time of the evaluation.", "s", "", "max", timing=True),
+)
+
+ROUTING = (
+    Metric(
+        "routing/flip_share_first",
+        "Share of (token, MoE layer) routes where the trainer's live top-k is another set than the given one, in the "
+        "first mini-batch: engine against trainer with the same weights (0 for recorded routes).",
+        "share",
+        "Near 0 in float32; up to about 0.1 in bfloat16 for large models (arXiv:2510.11370).",
+    ),
+    Metric(
+        "routing/flip_share_last",
+        "The same in the last mini-batch, after the updates before it.",
+        "share",
+        "About 0.1 an update was reported for 48 layers (arXiv:2507.18071); what replay undoes.",
+        console="flips",
+    ),
+    Metric("routing/flip_share/{layer}", "The same, of one layer.", "share"),
+    Metric(
+        "routing/token_flip_share",
+        "Share of tokens whose live routing differs in any layer, in the last mini-batch.",
+        "share",
+    ),
+    Metric(
+        "routing/load_cv",
+        "Expert load: standard deviation over mean of the tokens sent to each expert, averaged over layers.",
+        "ratio",
+        "Well below 1; a rising value means that few experts do the work.",
+    ),
+    Metric(
+        "routing/dead_experts",
+        "Experts of all layers that got no token in the last mini-batch.",
+        "experts",
+        "0 for batches of many tokens.",
+    ),
+    Metric("routing/entropy", "Mean entropy of the routers' distributions over all experts.", "nats"),
+    Metric(
+        "routing/bytes_per_token",
+        "Size of the engine's routes, over all MoE layers.",
+        "bytes",
+        "MoE layers times top-k for up to 256 experts.",
+    ),
+    Metric(
+        "routing/stale_tokens",
+        "Tokens whose routes were made by other weights than those that sampled them (a weight update fell into their "
+        "generation): their routing stays live.",
+        "tokens",
+        "0 unless generation and updates overlap.",
+        "sum",
+    ),
+)
+
+AUDIT = (
+    Metric(
+        "audit/k3",
+        "As mismatch/k3, of a forward pass of its own with live routing, every rl.audit_every steps.",
+        "nats",
+        "As mismatch/k3 where nothing is replayed; what it is above mismatch/k3 elsewhere, replay takes away.",
+        "token_mean",
+    ),
+    Metric("audit/abs_diff_mean", "As mismatch/abs_diff_mean, of the audit.", "nats", "", "token_mean"),
+    Metric("audit/abs_diff_max", "As mismatch/abs_diff_max, of the audit.", "nats", "", "max"),
+    Metric("audit/ratio_outside", "As mismatch/ratio_outside, of the audit.", "share", "", "token_mean"),
+    Metric("audit/tokens", "Response tokens that were audited.", "tokens", "", "sum"),
+)
+
+SYNC = (
+    Metric(
+        "sync/seconds",
+        "Time to bring the new weights into the engines, pause to resume.",
+        "s",
+        "Small beside perf/step_time.",
+        "max",
+        timing=True,
+    ),
+    Metric("sync/bytes", "Bytes of weights sent to one engine.", "bytes", "Constant.", "same"),
+    Metric(
+        "sync/tensors",
+        "Tensors whose digest in the engine was compared with the sender's.",
+        "tensors",
+        "Constant.",
+        "same",
+    ),
+    Metric(
+        "sync/version",
+        "Weight version the engines sample with after this step.",
+        "versions",
+        "Goes up by one.",
+        "same",
+    ),
+)
+
+PERF = (
+    Metric("perf/step_time", "Wall-clock time of the step.", "s", "", "max", console="s/step", timing=True),
+    Metric(
+        "perf/generate_seconds", "Time of generating and scoring, which overlap.", "s", "", "max", timing=True
+    ),
+    Metric("perf/train_seconds", "Time of forward, backward and optimizer.", "s", "", "max", timing=True),
+    Metric(
+        "perf/tokens_per_second",
+        "Prompt and response tokens of the step over its whole time, all ranks together.",
+        "tokens/s",
+        "Steady. A slow fall is growing responses or a leak.",
+        "sum",
+        console="tok/s",
+        timing=True,
+    ),
+    Metric(
+        "perf/generate_tokens_per_second",
+        "Response tokens over generation time.",
+        "tokens/s",
+        "",
+        "sum",
+        timing=True,
+    ),
+)
+
+
+POLICY_CONSOLE = {"train/clip_fraction": "clip", "train/entropy": "ent", "mismatch/k3": "k3"}
+
+
+def default_registry() -> Registry:
+    """Everything megarl itself logs, in the order of the console line and of the docs.
+
+    What the loss measures (`train/`, `critic/`, `mismatch/`) is described where it is computed, in the
+    algorithms room.
+    """
+    policy = (
+        Metric(
+            name,
+            info.meaning,
+            info.unit,
+            info.healthy,
+            cast(Reduction, info.reduction),
+            console=POLICY_CONSOLE.get(name),
+        )
+        for name, info in POLICY.items()
+    )
+    return Registry((*EVAL, *ROLLOUT, *SFT, *policy, *TRAIN, *ROUTING, *AUDIT, *SYNC, *PERF))

@@ -1,0 +1,222 @@
+"""What a run did: the table at its end, and `megarl report RUN_FOLDER` at any time.
+
+The report needs nothing but `metrics.jsonl`, so it works on a run that is still going, and on one that was
+killed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich import get_console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from megarl.errors import UserError
+from megarl.monitor.alarms import DEFAULT_RULES, Alarm, AlarmRule, AlarmWatch
+from megarl.monitor.console import number
+from megarl.monitor.files import write_atomic
+from megarl.monitor.jsonl import read_metrics
+from megarl.monitor.metrics import default_registry
+from megarl.monitor.progress import duration
+from megarl.monitor.registry import Registry
+from megarl.records import StepStats
+
+CURVES = (
+    "eval/accuracy",
+    "rollout/accuracy",
+    "rollout/reward_mean",
+    "rollout/response_length_mean",
+    "rollout/worked_share",
+    "sft/loss",
+    "train/entropy",
+    "train/grad_norm",
+    "mismatch/k3",
+)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What the final table shows.
+
+    before, after: metrics by registered name, for example of the evaluation after the cold start and of the
+        last one.
+    seconds: time per phase, in the order they are shown.
+    results: what lies where, for example {"Hugging Face checkpoint": folder}.
+    """
+
+    title: str
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    results: Mapping[str, Path] = field(default_factory=dict)
+
+
+def print_summary(summary: RunSummary, console: Console | None = None) -> None:
+    """The table at the end of a run: before, after, change; time per phase; where the results lie."""
+    console = console or get_console()
+    _say(console, summary.title)
+    table = _columns("", "before", "after", "change")
+    for name in {**summary.before, **summary.after}:
+        before, after = summary.before.get(name, math.nan), summary.after.get(name, math.nan)
+        table.add_row(name, _shown(before), _shown(after), _change(before, after))
+    console.print(table)
+    if summary.seconds:
+        whole = sum(summary.seconds.values())
+        times = _columns("phase", "time", "share")
+        for phase, seconds in summary.seconds.items():
+            times.add_row(phase, duration(seconds), f"{seconds / whole:.0%}" if whole else "")
+        times.add_section()
+        times.add_row("in all", duration(whole), "")
+        console.print(times)
+    for what, path in summary.results.items():
+        _say(console, f"{what}: {path}")
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run as its metrics tell it. `first` and `last` hold each metric's first and last logged value."""
+
+    steps: int
+    last_step: int
+    first: Mapping[str, float]
+    last: Mapping[str, float]
+    best: Mapping[str, tuple[int, float]]
+    seconds: Mapping[str, float]
+    alarms: tuple[Alarm, ...]
+
+
+def read_report(
+    metrics_file: Path, *, rules: Sequence[AlarmRule] = DEFAULT_RULES, registry: Registry | None = None
+) -> RunReport:
+    """Read a run's metrics. Raises UserError if there are none, naming the file.
+
+    best: (step, value) of the highest of each `accuracy` and `reward_mean`. seconds: summed over the steps,
+        by metric.
+    alarms: those that the rules find in these metrics.
+    """
+    rows = list(read_metrics(metrics_file))
+    if not rows:
+        raise UserError(
+            f"{metrics_file}: no metrics. Is {metrics_file.parent} the folder of a run that made a step?"
+        )
+    watch = AlarmWatch(rules, registry or default_registry())
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    best: dict[str, tuple[int, float]] = {}
+    seconds: dict[str, float] = {}
+    alarms: list[Alarm] = []
+    for step, metrics in rows:
+        alarms += watch.check(StepStats(step, metrics))
+        for name, value in metrics.items():
+            first.setdefault(name, value)
+            last[name] = value
+            if name.endswith(("accuracy", "reward_mean")) and value > best.get(name, (0, -math.inf))[1]:
+                best[name] = (step, value)
+            if name.endswith("seconds") or name == "perf/step_time":
+                seconds[name] = seconds.get(name, 0.0) + value
+    return RunReport(len(rows), rows[-1][0], first, last, best, seconds, tuple(alarms))
+
+
+def report_run(
+    run_folder: Path,
+    console: Console | None = None,
+    *,
+    registry: Registry | None = None,
+    out: Path | None = None,
+) -> list[Path]:
+    """Print a run's summary and write its curves; returns the files written.
+
+    out: folder of `curves.csv` (every metric, one row a step) and, where matplotlib is installed,
+        `curves.png`; by default the run folder. Raises UserError if the folder holds no metrics.
+    """
+    console = console or get_console()
+    registry = registry or default_registry()
+    metrics_file = run_folder / "metrics.jsonl"
+    report = read_report(metrics_file, registry=registry)
+    _say(console, f"{run_folder}: {report.steps} steps, the last is step {report.last_step}")
+    console.print(_table(report, registry))
+    for alarm in report.alarms:
+        _say(console, f"alarm, {alarm}")
+    out = out or run_folder
+    written = [write_csv(metrics_file, out / "curves.csv")]
+    picture = draw_curves(metrics_file, out / "curves.png", registry)
+    written += [picture] if picture else []
+    for path in written:
+        _say(console, f"curves: {path}")
+    return written
+
+
+def write_csv(metrics_file: Path, path: Path) -> Path:
+    """Every metric as a column, one row a step; empty where a step has no value."""
+    rows = list(read_metrics(metrics_file))
+    names = sorted({name for _, metrics in rows for name in metrics})
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", *names])
+    writer.writerows([step, *(metrics.get(name, "") for name in names)] for step, metrics in rows)
+    write_atomic(path, text.getvalue())
+    return path
+
+
+def draw_curves(metrics_file: Path, path: Path, registry: Registry) -> Path | None:
+    """A picture of the curves that tell whether a run learns (`CURVES`); None where matplotlib is not
+    installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    rows = list(read_metrics(metrics_file))
+    shown = [name for name in CURVES if any(name in metrics for _, metrics in rows)]
+    figure = Figure(figsize=(12, 2.8 * max(1, math.ceil(len(shown) / 3))), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, name in enumerate(shown, start=1):
+        axes = figure.add_subplot(math.ceil(len(shown) / 3), 3, place)
+        points = [(step, metrics[name]) for step, metrics in rows if name in metrics]
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None)
+        axes.set_title(name)
+        axes.set_xlabel("step")
+        axes.set_ylabel(registry[name].unit)
+        axes.grid(alpha=0.3)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    write_atomic(path, picture.getvalue())
+    return path
+
+
+def _table(report: RunReport, registry: Registry) -> Table:
+    table = _columns("metric", "first", "last", "best, or in all")
+    for name in sorted(report.last, key=lambda name: (registry.place(name), name)):
+        whole = duration(report.seconds[name]) if name in report.seconds else ""
+        best = f"{number(report.best[name][1])} @{report.best[name][0]}" if name in report.best else whole
+        table.add_row(name, number(report.first[name]), number(report.last[name]), best)
+    return table
+
+
+def _columns(words: str, *numbers: str) -> Table:
+    """A table whose numbers are never cut: on a narrow screen the words of the first column fold."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column(words, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _shown(value: float) -> str:
+    return "" if math.isnan(value) else number(value)
+
+
+def _change(before: float, after: float) -> str:
+    change = after - before
+    return "" if math.isnan(change) else f"+{number(change)}" if change > 0 else number(change)

@@ -1,0 +1,137 @@
+"""Finding the answer in a response: thinking and end-of-sequence strings apart, then by a named convention.
+
+Every scan is linear in the text, whatever the text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from megarl.rewards.registry import Response
+
+Extract = Literal["whole", "boxed", "tag", "marker", "auto"]
+
+THINK = ("<think>", "</think>")
+EOS_STRINGS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<|return|>",
+    "<｜end▁of▁sentence｜>",
+    "</s>",
+    "<eos>",
+    "<end_of_turn>",
+    "[EOS]",
+)
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_BARE = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])")
+
+
+def answer_part(
+    response: Response, *, think: tuple[str, str] = THINK, eos: tuple[str, ...] = EOS_STRINGS
+) -> str:
+    """The response without thinking and end-of-sequence strings; the prompt may have opened the thinking."""
+    return visible(response.text, think=think, eos=eos, opened=response.prompt.rstrip().endswith(think[0]))
+
+
+def after_thinking(text: str) -> str:
+    """The text without thinking blocks."""
+    return visible(text, think=THINK, eos=(), opened=False)
+
+
+def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
+    """The answer, stripped; None where the convention isn't met.
+
+    whole: the text. boxed: the last closed box. tag: inside the last closed `<tag>...</tag>`. marker: the
+    rest of the line after the last `marker`. auto: the first of tag, boxed, marker, whole that is there.
+    """
+    if how == "auto":
+        found = (extract(text, each, marker=marker, tag=tag) for each in ("tag", "boxed", "marker", "whole"))
+        return next(answer for answer in found if answer is not None)
+    if how == "whole":
+        return text.strip()
+    if how == "boxed":
+        box = last_box(text)
+        return None if box is None else box.strip()
+    if how == "marker":
+        _before, found_marker, after = text.rpartition(marker)
+        return after.strip().partition("\n")[0].strip() if found_marker else None
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
+    return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last closed box that is not itself inside a closed box; None where there is none.
+
+    >>> last_box(r"\\boxed{4} so \\boxed{\\frac{1}{2}} and \\boxed{5")
+    '\\\\frac{1}{2}'
+    """
+    starts = list(_BOX.finditer(text))
+    if not starts:
+        return None
+    closing = _matching_braces(text, starts[0].start())
+    found, found_end = None, -1
+    for start in starts:
+        position = start.end()
+        if position < found_end:
+            continue  # nested in the box before it
+        if position in closing:
+            found, found_end = text[position + 1 : closing[position]], closing[position]
+        elif position < len(text) and text[position] != "{" and (bare := _BARE.match(text, position)):
+            found, found_end = bare.group().rstrip(".,"), bare.end()  # \boxed 5, as TeX allows
+    return found
+
+
+def visible(text: str, *, think: tuple[str, str], eos: tuple[str, ...], opened: bool) -> str:
+    """`text` without thinking blocks and the end-of-sequence strings at its end.
+
+    opened: the prompt already opened the thinking block, so the response starts inside it.
+    An unclosed block reaches to the end of the text.
+    """
+    start, end = think
+    kept, position = [], 0
+    first_end = text.find(end)
+    if first_end >= 0 and (opened or start not in text[:first_end]):
+        position = first_end + len(end)
+    elif opened:
+        return ""
+    while position >= 0:
+        begins = text.find(start, position)
+        kept.append(text[position : begins if begins >= 0 else len(text)])
+        if begins < 0:
+            break
+        closes = text.find(end, begins)
+        position = closes + len(end) if closes >= 0 else -1
+    return strip_eos(" ".join(kept), eos)
+
+
+def strip_eos(text: str, eos: tuple[str, ...]) -> str:
+    """`text` without these strings, however many, and white space at its end."""
+    end = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        length = next((len(string) for string in eos if string and text.endswith(string, 0, end)), 0)
+        if not length:
+            return text[:end]
+        end -= length
+
+
+def _matching_braces(text: str, start: int) -> dict[int, int]:
+    """Position of each `{` from `start` on -> position of its `}`; braces escaped by a backslash don't
+    count.
+    """
+    stack: list[int] = []
+    closing = {}
+    for match in _BRACES.finditer(text, start):
+        if match.group() == "{":
+            stack.append(match.start())
+        elif match.group() == "}" and stack:
+            closing[stack.pop()] = match.start()
+    return closing

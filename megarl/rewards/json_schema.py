@@ -1,0 +1,90 @@
+"""`json_schema`: the answer is JSON that a schema accepts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import jsonschema
+from referencing import Registry
+
+from megarl.rewards.code import last_code_block
+from megarl.rewards.extraction import answer_part, extract
+from megarl.rewards.registry import BadReference, Reference, Response, Score, verifier
+
+
+@verifier(place="worker", timeout_s=5.0)
+def json_schema(
+    response: Response,
+    reference: Reference,
+    *,
+    schema: dict[str, Any] | None = None,
+    source: Literal["auto", "whole", "fence", "tag"] = "auto",
+    tag: str = "answer",
+    graded: bool = False,
+) -> Score:
+    """1 if the answer is JSON, valid by the schema, and equal to the reference's value where it has one; else
+    0.
+
+    schema: for every prompt; otherwise the reference's. reference: {"schema": ..., "answer": optional JSON
+    value}.
+    source: the last fenced code block, the last <tag>, the whole text, or `auto`: the first of them that is
+    there.
+    graded: 0.5 for JSON that the schema refuses. Parts: `json`, `valid`. References to other documents are
+    not fetched. NaN, Infinity and repeated keys are no JSON.
+    """
+    wanted = schema if schema is not None else reference.get("schema")
+    if not isinstance(wanted, (dict, bool)):
+        raise BadReference("a json_schema task needs a 'schema', in its reference or among the options")
+    kind = jsonschema.validators.validator_for(wanted, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(wanted)
+    except jsonschema.SchemaError as error:
+        raise BadReference(f"the schema is wrong: {error.message}") from None
+    try:
+        value = json.loads(_json_text(answer_part(response), source, tag), **_STRICT)
+    except (ValueError, RecursionError) as error:
+        return Score(0.0, {"json": 0.0, "valid": 0.0}, f"not JSON: {error}")
+    fault = jsonschema.exceptions.best_match(kind(wanted, registry=Registry()).iter_errors(value))
+    if fault is not None:
+        where = fault.json_path
+        return Score(0.5 if graded else 0.0, {"json": 1.0, "valid": 0.0}, f"{where}: {fault.message[:200]}")
+    parts = {"json": 1.0, "valid": 1.0}
+    if "answer" not in reference:
+        return Score(1.0, parts)
+    return Score(float(_same(value, reference["answer"])), parts)
+
+
+def _json_text(text: str, source: str, tag: str) -> str:
+    if source in ("auto", "fence") and (block := last_code_block(text, ("json",))) is not None:
+        return block
+    if source in ("auto", "tag") and (inner := extract(text, "tag", marker="", tag=tag)) is not None:
+        return inner
+    if source in ("auto", "whole"):
+        return text
+    raise ValueError(f"no {source} found")
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+_STRICT: dict[str, Any] = {"parse_constant": _refuse, "object_pairs_hook": _unique}
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal as JSON: 1 is 1.0, but True is not 1."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b

@@ -1,0 +1,199 @@
+"""The `Scorer`: samples in, scored samples out, each as soon as it is ready.
+
+    scorer = Scorer({"verifiers": [{"name": "math"}], "shaping": [{"name": "format", "weight": 0.1}]})
+    sample = await scorer.score(sample)      # reward, reward_parts, unscored_reason are set
+    scorer.close()
+
+`score` may be awaited for any number of samples at once, from any event loop; nothing waits for a round's
+end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from megarl.errors import UserError, did_you_mean
+from megarl.rewards.compose import PartScore, compose
+from megarl.rewards.pool import WorkerPool
+from megarl.rewards.registry import (
+    BAD_REFERENCE,
+    BadReference,
+    Reference,
+    Response,
+    Score,
+    Verifier,
+    call,
+    find,
+)
+from megarl.rewards.services import ServiceHost
+from megarl.rewards.settings import Part, RewardSettings
+
+if TYPE_CHECKING:
+    from megarl.records import Sample
+
+
+@dataclass(frozen=True)
+class Scored:
+    """reward: None = unscored, `reason` says why. parts: every part's raw score (before clip and weight), by
+    name.
+    """
+
+    reward: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A part with its verifier found and its options checked."""
+
+    part: Part
+    verifier: Verifier
+    options: Mapping[str, Any]
+    timeout_s: float
+
+
+class Scorer:
+    """Scores samples by `RewardSettings`; owns the worker pool and the services' connections.
+
+    Made in the main process, it raises UserError at once for unknown verifiers and options.
+    Use as a context manager, or call `close`; either leaves no process and no thread.
+    """
+
+    def __init__(self, settings: RewardSettings | Mapping[str, Any] | None = None) -> None:
+        self.settings = RewardSettings.parse(settings)
+        self._named = {
+            part.name: _ready(part, f"rewards.verifiers.{index}")
+            for index, part in enumerate(self.settings.verifiers)
+        }
+        self._shaping = [_ready(part, f"rewards.shaping.{i}") for i, part in enumerate(self.settings.shaping)]
+        self._pool = self._make_pool()
+        self._services = ServiceHost()
+        self._lock = threading.Lock()
+        self._unscored: Counter[str] = Counter()
+        self._scored = 0
+
+    def check(self, verifiers: Iterable[str]) -> None:
+        """Refuse, before anything is sampled, prompts that name a verifier nobody knows."""
+        for name in verifiers:
+            self._for_prompt(name)
+
+    async def score(self, sample: Sample) -> Sample:
+        """`sample` with reward, reward_parts and unscored_reason set; never raises for what the model
+        wrote.
+        """
+        response = Response(sample.text, len(sample.response_ids), sample.finish_reason, sample.prompt.text)
+        scored = await self.score_response(sample.prompt.verifier, response, sample.prompt.reference)
+        return dataclasses.replace(
+            sample, reward=scored.reward, reward_parts=scored.parts, unscored_reason=scored.reason
+        )
+
+    async def score_response(self, verifier: str, response: Response, reference: Reference) -> Scored:
+        """The same for a bare response: by the prompt's verifier and every shaping part."""
+        parts = [self._for_prompt(verifier), *self._shaping]
+        gates = [ready for ready in parts if ready.part.gate is not None]
+        others = [ready for ready in parts if ready.part.gate is None]
+        results: list[PartScore] = []
+        for ready in gates:  # in order, and before anything dearer
+            results.append(PartScore(ready.part, await self._run(ready, response, reference)))
+            if results[-1].shuts:
+                break
+        else:
+            scores = await asyncio.gather(*(self._run(ready, response, reference) for ready in others))
+            results += [PartScore(ready.part, score) for ready, score in zip(others, scores, strict=True)]
+        reward, log, reason = compose(results, gate_value=self.settings.gate_value, clip=self.settings.clip)
+        self._count(results, reward)
+        return Scored(reward, log, reason)
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since the scorer was made: scored and unscored responses, unscored by part, workers lost."""
+        with self._lock:
+            found = {"rewards/scored": float(self._scored)}
+            found |= {f"rewards/unscored/{name}": float(count) for name, count in self._unscored.items()}
+        if self._pool is not None:
+            found |= {
+                "rewards/workers_killed": float(self._pool.killed),
+                "rewards/workers_crashed": float(self._pool.crashed),
+            }
+        return found
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        return () if self._pool is None else self._pool.pids
+
+    def close(self) -> None:
+        """End workers and connections. Idempotent."""
+        if self._pool is not None:
+            self._pool.close()
+        self._services.close()
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make_pool(self) -> WorkerPool | None:
+        if not self.settings.workers:
+            return None
+        gib = self.settings.worker_memory_gib
+        preload = [
+            ready.verifier.path
+            for ready in (*self._named.values(), *self._shaping)
+            if ready.verifier.placement.place not in ("inline", "service")
+        ]
+        return WorkerPool(
+            self.settings.workers, preload=preload, memory_bytes=int(gib * 2**30) if gib else None
+        )
+
+    def _for_prompt(self, verifier: str) -> _Ready:
+        if verifier not in self._named:
+            try:
+                ready = _ready(Part(name=verifier), "a prompt's verifier")
+            except UserError as error:
+                raise UserError(f"{error}{did_you_mean(verifier, self._named)}") from None
+            self._named[verifier] = ready
+            if self._pool is not None and ready.verifier.placement.place not in ("inline", "service"):
+                self._pool.preload(ready.verifier.path)
+        return self._named[verifier]
+
+    async def _run(self, ready: _Ready, response: Response, reference: Reference) -> Score:
+        try:
+            place = ready.verifier.place(reference)
+        except BadReference as error:
+            return Score(None, reason=f"{BAD_REFERENCE}: {error}")
+        if place == "service":
+            job = self._services.submit(ready.part.name, ready.verifier, ready.options, response, reference)
+            return await _within(asyncio.wrap_future(job), ready.timeout_s)
+        if place == "inline" or self._pool is None:
+            return call(ready.verifier.function, response, reference, ready.options)
+        future: Future[Score] = self._pool.submit(
+            ready.verifier.path, response, reference, ready.options, ready.timeout_s
+        )
+        return await asyncio.wrap_future(future)
+
+    def _count(self, results: Iterable[PartScore], reward: float | None) -> None:
+        with self._lock:
+            if reward is not None:
+                self._scored += 1
+            self._unscored.update(result.part.name for result in results if result.score.value is None)
+
+
+def _ready(part: Part, where: str) -> _Ready:
+    found = find(part.verifier_name, where=where)
+    options = found.options(part.options, where=where)
+    return _Ready(part, found, options, part.timeout_s or found.placement.timeout_s)
+
+
+async def _within(waiting: Awaitable[Score], timeout_s: float) -> Score:
+    try:
+        return await asyncio.wait_for(waiting, timeout_s)
+    except TimeoutError:
+        return Score(None, reason=f"timed out after {timeout_s:g} s")

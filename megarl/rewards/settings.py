@@ -1,0 +1,117 @@
+"""The settings of a reward: which verifiers, with which options and weights, and how their scores become one
+number.
+
+    reward = clip( sum over parts of weight * score ),   unless a gate is shut: then `gate_value`
+
+`verifiers` gives options and weights to the verifiers that prompts name (a prompt is scored by the one it
+names); `shaping` lists parts that score every response, whatever its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from megarl.errors import UserError, did_you_mean
+
+
+class Part(BaseModel):
+    """One verifier's share of the reward."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        description="the name in the logs; also the verifier's, unless `verifier` says otherwise"
+    )
+    verifier: str | None = Field(
+        default=None, description="registry name or import path; default: the same as `name`"
+    )
+    weight: float = Field(
+        default=1.0, description="factor of this score in the reward; 0 measures and logs it only"
+    )
+    options: Mapping[str, Any] = Field(default_factory=dict, description="the verifier's own options")
+    timeout_s: float | None = Field(
+        default=None, gt=0, description="time bound in seconds; default: the verifier's own"
+    )
+    gate: float | None = Field(
+        default=None,
+        description="a score below this shuts the gate: the reward is `gate_value`, other parts are not run",
+    )
+    clip: tuple[float, float] | None = Field(
+        default=None, description="bounds of this score before it is weighted"
+    )
+
+    @property
+    def verifier_name(self) -> str:
+        return self.verifier or self.name
+
+    @model_validator(mode="after")
+    def _clip_is_ordered(self) -> Part:
+        if self.clip and self.clip[0] > self.clip[1]:
+            raise ValueError(f"clip {list(self.clip)}: the lower bound is above the upper")
+        return self
+
+
+class RewardSettings(BaseModel):
+    """Everything a `Scorer` needs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    verifiers: tuple[Part, ...] = Field(
+        (), description="options and weights for the verifiers that prompts name"
+    )
+    shaping: tuple[Part, ...] = Field(
+        default=(), description="parts that score every response, whatever its prompt"
+    )
+    gate_value: float = Field(default=0.0, description="the reward when a gate is shut")
+    clip: tuple[float, float] | None = Field(default=None, description="bounds of the reward")
+    soft_overlong: int | None = Field(
+        default=None,
+        gt=0,
+        description="DAPO's soft overlong punishment: over the last so many tokens of sampling.max_new_tokens it "
+        "falls from 0 to -1 and is added to the reward, after groups were chosen by the raw one; None = none.",
+    )
+    overlong_filtering: bool = Field(
+        default=False,
+        description="Truncated responses keep their reward in their group, but are not trained on (DAPO).",
+    )
+    workers: int = Field(
+        2, ge=0, description="processes that score; 0 runs everything inline, without a time bound"
+    )
+    worker_memory_gib: float | None = Field(
+        4.0, gt=0, description="address space of one worker; None: unlimited"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RewardSettings:
+        names = [part.name for part in (*self.verifiers, *self.shaping)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"two parts are named {name!r}; give one of them another name and `verifier: {name}`"
+                )
+        if self.clip and self.clip[0] > self.clip[1]:
+            raise ValueError(f"clip {list(self.clip)}: the lower bound is above the upper")
+        return self
+
+    @classmethod
+    def parse(
+        cls, given: RewardSettings | Mapping[str, Any] | None, *, where: str = "rewards"
+    ) -> RewardSettings:
+        """Settings from a plain mapping; raises UserError that names the key."""
+        if isinstance(given, RewardSettings):
+            return given
+        try:
+            return cls.model_validate(dict(given or {}))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join([where, *(str(part) for part in first["loc"])])
+            if first["type"] == "extra_forbidden":
+                known = [*cls.model_fields, *Part.model_fields]
+                raise UserError(
+                    f"{key}: unknown setting.{did_you_mean(str(first['loc'][-1]), known)}"
+                ) from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise UserError(f"{key}: {message}") from None

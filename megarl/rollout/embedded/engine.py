@@ -1,0 +1,212 @@
+"""The engine contract over a batch of slots.
+
+What is guaranteed:
+- The same requests in the same order, with the same seeds and weights, give bit-identical tokens,
+  log-probabilities and routes, whatever was generated before (same machine, torch build and thread count).
+- A seeded request's random numbers depend on its seed alone. In another batch its logits may differ in the
+  last bits (matrix kernels choose their summation order by batch size), so its tokens are the same unless a
+  random number falls within that rounding of a boundary.
+- Identical sequences admitted together share one prefill.
+- Concurrent `generate` calls share the slots. Each call steps the whole batch, then yields to the event loop.
+
+Not thread-safe: all calls come from the thread (and event loop) that generates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+
+from megarl.errors import UserError, did_you_mean
+from megarl.rollout.embedded.batch import Batch
+from megarl.rollout.embedded.job import Job
+from megarl.rollout.embedded.load import load
+from megarl.rollout.embedded.model import HFModel
+from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream
+from megarl.weights.fingerprint import digest
+
+
+class EmbeddedEngine:
+    """Samples from a `transformers` model in this process. See the module for what is reproducible.
+
+    model: a Hugging Face folder, or a configuration, whose weights then must arrive by `update_weights`.
+    slots: the most sequences that run at once; more wait. seed: of the engine's own stream, which seeds
+    requests without a seed, one after the other.
+    """
+
+    def __init__(
+        self,
+        model: Path | str | PreTrainedConfig,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        slots: int = 256,
+        seed: int = 0,
+    ):
+        self.source, self.device, self.dtype = model, torch.device(device), dtype
+        self.slots = slots
+        self._seeds = np.random.default_rng(seed)
+        self._batch: Batch | None = None
+        self._has_weights = not isinstance(model, PreTrainedConfig)
+        self._under_way: set[str] = set()
+        self._paused = False
+
+    @property
+    def weight_version(self) -> int:
+        return self._batch.version if self._batch else 0
+
+    def start(self) -> None:
+        if self._batch is None:
+            self._batch = Batch(load(self.source, self.device, self.dtype), self.slots)
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[GenerateResult]:
+        """See `Engine.generate`. Several calls may be under way on one event loop.
+
+        Raises UserError for a request that cannot be met, before anything of the call is sampled.
+        """
+        batch = self._ready()
+        self._check(requests, batch.model)
+        outbox: deque[GenerateResult] = deque()
+        pending = {request.request_id for request in requests}
+        self._under_way |= pending
+        try:
+            batch.add([self._job(request, outbox) for request in requests])
+            await asyncio.sleep(0)  # calls made together enter the batch together
+            while pending:
+                while outbox:
+                    result = outbox.popleft()
+                    pending.discard(result.request_id)
+                    self._under_way.discard(result.request_id)
+                    yield result
+                if not pending:
+                    break
+                if self._paused:
+                    await asyncio.sleep(0.001)
+                else:
+                    batch.step()
+                    await asyncio.sleep(0)
+        finally:
+            if pending:  # the caller left early
+                batch.drop(pending, deliver=False)
+                self._under_way -= pending
+
+    def update_weights(self, stream: WeightStream, version: int) -> dict[str, str]:
+        """Load whole tensors by checkpoint name. See `Engine.update_weights`.
+
+        The stream is read to its end and checked before a weight changes, so that an error changes nothing;
+        it takes the memory of one more copy of the weights. Tensors are cast to the engine's dtype. Requests
+        under way are retracted: they keep their tokens, log-probabilities and routes so far, their keys and
+        values are computed anew, and the rest of the response belongs to the new version.
+        Raises UserError naming a tensor that is unknown, missing, repeated or of another shape.
+        """
+        batch = self._started()
+        weights = batch.model.weights
+        staged: dict[str, torch.Tensor] = {}
+        for name, tensor in stream:
+            if name not in weights:
+                raise UserError(
+                    f"weight {name!r}: the model has no such tensor.{did_you_mean(name, weights)}"
+                )
+            if name in staged:
+                raise UserError(f"weight {name!r} was sent twice")
+            held = weights[name]
+            if tensor.shape != held.shape:
+                raise UserError(
+                    f"weight {name!r}: sent {tuple(tensor.shape)}, the model's is {tuple(held.shape)}"
+                )
+            staged[name] = tensor.detach().to(held.device, held.dtype, copy=True)
+        missing = [name for name in weights if name not in staged]
+        if missing:
+            raise UserError(
+                f"weight {missing[0]!r} was not sent ({len(missing)} of {len(weights)} are missing)"
+            )
+        batch.retract()
+        with torch.no_grad():
+            for name, tensor in staged.items():
+                weights[name].copy_(tensor)
+        batch.version = version
+        self._has_weights = True
+        return {name: digest(tensor) for name, tensor in staged.items()}
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        if self._batch:
+            self._batch.drop(None if request_ids is None else set(request_ids), deliver=True)
+
+    def flush(self) -> None:
+        if self._batch:
+            self._batch.retract()
+
+    def health(self) -> str | None:
+        if self._batch is None:
+            return "not started"
+        return (
+            None
+            if self._has_weights
+            else "no weights yet: built from a configuration, waits for update_weights"
+        )
+
+    def fingerprint(self) -> dict[str, str]:
+        return {name: digest(tensor) for name, tensor in self._started().model.weights.items()}
+
+    def close(self) -> None:
+        self._batch = None
+        self._has_weights = not isinstance(self.source, PreTrainedConfig)
+
+    def _started(self) -> Batch:
+        if self._batch is None:
+            raise EngineError("the embedded engine is not started")
+        return self._batch
+
+    def _ready(self) -> Batch:
+        batch = self._started()
+        if not self._has_weights:
+            raise EngineError(f"the embedded engine cannot sample: {self.health()}")
+        return batch
+
+    def _job(self, request: GenerateRequest, outbox: deque[GenerateResult]) -> Job:
+        seed = request.sampling.seed
+        batch = self._started()
+        return Job(
+            request=request,
+            seed=int(self._seeds.integers(2**63)) if seed is None else seed,
+            outbox=outbox,
+            tokens=np.asarray(request.token_ids, dtype=np.int64),
+            logprobs=np.empty(0, dtype=np.float32),
+            routes=np.empty((0, *batch.model.route_shape), dtype=batch.model.route_dtype),
+        )
+
+    def _check(self, requests: Sequence[GenerateRequest], model: HFModel) -> None:
+        seen = set(self._under_way)
+        for request in requests:
+            who, sampling, n = f"request {request.request_id!r}", request.sampling, len(request.token_ids)
+            if request.request_id in seen:
+                raise UserError(f"{who}: another request with this id is under way")
+            seen.add(request.request_id)
+            if not n:
+                raise UserError(f"{who}: the prompt is empty")
+            if sampling.max_new_tokens < 1:
+                raise UserError(f"{who}: max_new_tokens is {sampling.max_new_tokens}, must be at least 1")
+            if n + sampling.max_new_tokens > model.context:
+                raise UserError(
+                    f"{who}: {n} prompt tokens and max_new_tokens {sampling.max_new_tokens} exceed "
+                    f"the model's context of {model.context} tokens"
+                )
+            worst = int(np.max(request.token_ids))
+            if worst >= model.vocabulary or int(np.min(request.token_ids)) < 0:
+                raise UserError(f"{who}: token ids must lie in 0..{model.vocabulary - 1} (the vocabulary)")
+            if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
+                raise UserError(f"{who}: temperature must be >= 0, top_p in (0, 1], min_p in [0, 1]")
+            if request.return_routes and not model.route_shape[0]:
+                raise UserError(f"{who}: return_routes on a model without experts")

@@ -1,0 +1,210 @@
+"""One SGLang server as a process: started in an environment of its own, watched, stopped with all its children."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from megarl.errors import UserError
+from megarl.rollout.sglang import supervise
+
+LOG_LINES_SHOWN = 25
+STOP_SECONDS = 15.0  # SGLang drains in about 4 s after SIGTERM
+SERVER_PORTS = (20_000, 32_768)  # below those that Linux gives to whoever asks for any
+IN_USE = "address already in use"
+
+# What a trainer's environment must not hand on: its launcher's rendezvous and its own Python.
+_NOT_INHERITED = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"|PYTHON(PATH|HOME)|VIRTUAL_ENV"
+)
+
+
+class ServerDied(UserError):
+    """The server ended while it started; the message holds its last log lines."""
+
+
+class ServerProcess:
+    """A server process group and its log file.
+
+    command: the interpreter, `-m`, the module and its arguments, without host and port.
+    host: what it listens on. address: where others find it. port: fixed by the user, or None for any free one.
+    environment: added to what this process inherits (minus the launcher's variables).
+    start_timeout: seconds until it must answer.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        host: str,
+        address: str,
+        port: int | None,
+        log_file: Path,
+        environment: Mapping[str, str],
+        start_timeout: float,
+    ) -> None:
+        self._command = list(command)
+        self._host = host
+        self._address = address
+        self._fixed_port = port
+        self._environment = environment
+        self._start_timeout = start_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = port or 0
+        self.log_file = log_file
+
+    @property
+    def url(self) -> str:
+        return f"http://{self._address}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process group's id while it runs."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, or does so in this time."""
+        deadline = time.monotonic() + seconds
+        while self.pid is not None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def start(self, *arguments: str) -> None:
+        """Start, with these further arguments, and wait until the server answers.
+
+        A port taken by somebody else is a UserError if the user fixed it; otherwise another one is tried.
+        Raises ServerDied with the last log lines if the server ends, UserError if it takes too long.
+        """
+        for attempt in range(3):
+            self.port = self._choose_port(again=attempt > 0)
+            self._launch(arguments)
+            try:
+                self._await_ready()
+                return
+            except ServerDied:
+                self.stop()
+                taken = not _is_free(self._host, self.port) or IN_USE in self.log_tail(200)
+                if self._fixed_port or not taken or attempt == 2:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """End the whole process group: SIGTERM, then SIGKILL for what is left. Idempotent."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def describe(self) -> str:
+        """One line about a process that no longer runs."""
+        code = self._process.poll() if self._process else None
+        if code is None:
+            how = "was stopped"
+        elif code < 0 or code > 128:
+            how = f"was killed by signal {-code if code < 0 else code - 128}"
+        else:
+            how = f"ended with exit code {code}"
+        return f"SGLang server at {self.url} {how} (log: {self.log_file})"
+
+    def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
+        """The last lines of the log."""
+        try:
+            with self.log_file.open("rb") as log:
+                log.seek(max(0, self.log_file.stat().st_size - 65536))
+                text = log.read().decode(errors="replace")
+        except OSError as error:
+            return f"(the log cannot be read: {error})"
+        return "\n".join(line[:400] for line in text.splitlines()[-lines:])
+
+    def _choose_port(self, again: bool) -> int:
+        if self._fixed_port is None:
+            # After a restart where it was: others may know it by its URL.
+            keep = self.port and not again and _is_free(self._host, self.port)
+            return self.port if keep else free_port(self._host)
+        if not _is_free(self._host, self._fixed_port):
+            raise UserError(
+                f"port {self._fixed_port} on {self._host} is in use: stop what listens there, or leave the "
+                f"SGLang port unset to get a free one"
+            )
+        return self._fixed_port
+
+    def _launch(self, arguments: Sequence[str]) -> None:
+        command = [*self._command, *arguments, "--host", self._host, "--port", str(self.port)]
+        environment = {
+            name: value for name, value in os.environ.items() if not _NOT_INHERITED.fullmatch(name)
+        } | dict(self._environment)
+        try:
+            self.log_file.parent.mkdir(parents=True, exist_ok=True)
+            log = self.log_file.open("ab")
+        except OSError as error:
+            raise UserError(f"the SGLang log {self.log_file} cannot be written: {error}") from None
+        with log:
+            log.write(f"\n$ {' '.join(command)}\n".encode())
+            log.flush()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", supervise.__file__, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if self.pid is None:
+                    raise ServerDied(
+                        f"{self.describe()} while it started; its last lines:\n{self.log_tail()}"
+                    )
+                try:
+                    if client.get("/ready").status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.25)
+        raise UserError(
+            f"SGLang server at {self.url} was not ready after {self._start_timeout:.0f} s (start_timeout); "
+            f"the last lines of {self.log_file}:\n{self.log_tail()}"
+        )
+
+
+def free_port(host: str) -> int:
+    """A port nobody listens on now, and that the system gives to nobody who asks for any: a server takes seconds to
+    open it, and asks for others of its own meanwhile."""
+    draw = random.SystemRandom()
+    for _ in range(100):
+        if _is_free(host, port := draw.randrange(*SERVER_PORTS)):
+            return port
+    raise UserError(f"no port of {SERVER_PORTS[0]} to {SERVER_PORTS[1]} on {host} is free")
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,203 @@
+"""How whole tensors get into SGLang servers: over HTTP, or by broadcast in a process group of their own.
+
+| transport | way | for |
+|---|---|---|
+| `http` | pickled tensors in base64, a request for each bucket and server | CPUs, small models |
+| `broadcast` | gloo or NCCL: rank 0 is here, every rank of every server is another | clusters |
+
+Both run between `/begin_weight_update` and `/end_weight_update`, in buckets of bounded size. NCCL needs this process
+and the servers on different GPUs, and the same NCCL version in both environments.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Protocol, TypeVar
+
+import httpx
+import torch
+import torch.distributed as dist
+
+from megarl.rollout.engine import EngineError
+from megarl.rollout.sglang.parallel import at_once
+from megarl.rollout.sglang.process import free_port
+
+Result = TypeVar("Result")
+
+Bucket = list[tuple[str, torch.Tensor]]
+
+
+class Endpoint(Protocol):
+    """What a transport needs of a server."""
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """POST a control request. Raises EngineError with the server's message if it is refused."""
+
+
+class Transport(Protocol):
+    """Loads buckets into servers."""
+
+    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+        """Load the bucket's tensors into every server. Raises EngineError; httpx errors pass through."""
+
+    def close(self) -> None:
+        """Give back what connects to the servers. The next `send` connects anew. Idempotent."""
+
+
+def make_buckets(stream: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iterator[Bucket]:
+    """Consecutive tensors, in buckets of at most `most_bytes` (a larger tensor is alone in its bucket)."""
+    bucket: Bucket = []
+    size = 0
+    for name, tensor in stream:
+        if bucket and size + tensor.nbytes > most_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+class HttpTransport:
+    """`/update_weights_from_tensor`: plain pickles, never torch's shared-memory handles of another process."""
+
+    def __init__(self, tp_size: int) -> None:
+        self._tp_size = tp_size
+
+    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+        # Compact storages: a view would be pickled with all of the tensor that it looks into.
+        plain = [(name, tensor.cpu().clone(memory_format=torch.contiguous_format)) for name, tensor in bucket]
+        encoded = base64.b64encode(pickle.dumps(plain, protocol=pickle.HIGHEST_PROTOCOL)).decode()
+        body = {"serialized_named_tensors": [encoded] * self._tp_size, "flush_cache": False}
+        at_once(lambda server: server.post("/update_weights_from_tensor", body), servers)
+
+    def close(self) -> None:
+        pass
+
+
+class BroadcastTransport:
+    """`/update_weights_from_distributed`: rank 0 of a group with the ranks of all servers.
+
+    backend: gloo or nccl. address: of this machine, as the servers see it. timeout: seconds for making the group and
+    for one broadcast.
+    """
+
+    def __init__(self, tp_size: int, *, backend: str, address: str, timeout: float = 300.0) -> None:
+        self._tp_size = tp_size
+        self._backend = backend
+        self._address = address
+        self._timeout = timeout
+        self._group: dist.ProcessGroup | None = None
+        self._group_name = ""
+        self._members: list[Endpoint] = []
+
+    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+        if self._group is None or list(servers) != self._members:
+            self.close()
+            self._connect(servers)
+        device = "cuda" if self._backend == "nccl" else "cpu"
+        flat = torch.cat([tensor.to(device).reshape(-1).view(torch.uint8) for _, tensor in bucket])
+        body = {
+            "names": [name for name, _ in bucket],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
+            "shapes": [list(tensor.shape) for _, tensor in bucket],
+            "group_name": self._group_name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        bodies = [(server, body) for server in servers]
+        try:
+            self._while_posting(
+                "/update_weights_from_distributed", bodies, lambda answers: self._broadcast(flat, answers)
+            )
+        except BaseException:
+            self.close()  # a broken group cannot be used again
+            raise
+
+    def close(self) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        for server in self._members:
+            # It may be dead, which is why we are here.
+            with contextlib.suppress(EngineError, httpx.HTTPError):
+                server.post("/destroy_weights_update_group", {"group_name": self._group_name})
+        dist.destroy_process_group(group)
+
+    def _connect(self, servers: Sequence[Endpoint]) -> None:
+        port = free_port("")
+        self._group_name = f"megarl_weights_{port}"
+        self._members = list(servers)
+        world = 1 + len(servers) * self._tp_size
+        place = {
+            "master_address": self._address,
+            "master_port": port,
+            "world_size": world,
+            "group_name": self._group_name,
+            "backend": self._backend,
+        }
+        bodies = [
+            (server, {**place, "rank_offset": 1 + n * self._tp_size}) for n, server in enumerate(servers)
+        ]
+        timeout = timedelta(seconds=self._timeout)
+        self._group = self._while_posting(
+            "/init_weights_update_group",
+            bodies,
+            lambda answers: make_group(self._group_name, self._backend, self._address, port, world, timeout),
+        )
+
+    def _broadcast(self, tensor: torch.Tensor, answers: Sequence[Future[Any]]) -> None:
+        """Send one tensor. A server that refuses to receive it ends the wait at once, a silent one after `timeout`."""
+        assert self._group is not None
+        work = self._group.broadcast([tensor], dist.BroadcastOptions())
+        deadline = time.monotonic() + self._timeout
+        while not work.is_completed():
+            for answer in answers:
+                if answer.done() and answer.exception():
+                    answer.result()
+            if time.monotonic() > deadline:
+                raise EngineError(f"weight broadcast: no end after {self._timeout:.0f} s")
+            time.sleep(0.0005)
+        work.wait()
+
+    @staticmethod
+    def _while_posting(
+        path: str,
+        bodies: Sequence[tuple[Endpoint, dict[str, Any]]],
+        action: Callable[[list[Future[Any]]], Result],
+    ) -> Result:
+        """Post to each server and meanwhile do our own part of what they all take part in."""
+        threads = ThreadPoolExecutor(len(bodies))
+        try:
+            answers = [threads.submit(server.post, path, body) for server, body in bodies]
+            result = action(answers)
+            for answer in answers:
+                answer.result()
+            return result
+        finally:
+            threads.shutdown(wait=False)
+
+
+def make_group(
+    name: str, backend: str, address: str, port: int, world: int, timeout: timedelta
+) -> dist.ProcessGroup:
+    """A process group beside torch's default one, in which this process is rank 0 and hosts the store.
+
+    SGLang joins it by `sglang.srt.utils.common.init_custom_process_group`, which calls the same torch helper
+    with the same prefixes; torch has no public way to make a group of processes that share no default group.
+    """
+    from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_process_group_helper
+
+    store = dist.TCPStore(address, port, world, is_master=True, timeout=timeout, wait_for_workers=False)
+    make: Any = _new_process_group_helper  # its group name is typed in newer torch versions only
+    group, _ = make(
+        world, 0, [], Backend(backend), PrefixStore(name, store), group_name=name, timeout=timeout
+    )
+    dist.distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
+    return group

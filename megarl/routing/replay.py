@@ -1,0 +1,233 @@
+"""Replaying routes in megatron-core: the one file of this room that knows it.
+
+Each router of this rank gets a `LayerReplay`, a `RouterReplay` of megatron-core whose choice between forward and
+recompute is made by whether autograd is running, so that it holds in every schedule. Only expert numbers are
+replayed: gate values come from the live logits, and the router keeps its gradient.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.router_replay import RouterReplay
+from torch import Tensor
+
+from megarl.routing.trace import LIVE, RoutingError
+
+# [chunk][layer]: [this rank's tokens, top_k], an expert's number or LIVE
+LayerRoutes = list[list[Tensor]]
+Routes = Callable[[int], LayerRoutes]
+Mode = Literal["live", "record", "observe", "replay"]
+
+
+@dataclass
+class LayerCounts:
+    """What one router saw since the counts were last taken; tensors stay on the device.
+
+    routes: rows with a recorded route, that is (token, layer) pairs. changed: those whose live top-k is another set.
+    load: int64 [experts], tokens sent to each. entropy: sum over all tokens of the router's distribution.
+    """
+
+    routes: Tensor
+    changed: Tensor
+    load: Tensor
+    entropy: Tensor
+    tokens: int = 0
+
+
+class LayerReplay(RouterReplay):
+    """One router. layer: its 0-based decoder layer."""
+
+    def __init__(self, router: TopKRouter, layer: int) -> None:
+        # Not the parent's: it would enter itself into a list of the process that nothing ever empties.
+        self.router, self.layer = router, layer
+        self.mode: Mode = "live"
+        self.counting = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget targets, records and counts."""
+        self.target_topk_idx: Tensor | None = None
+        self.recorded_topk_idx: Tensor | None = None
+        self.replay_backward_list: Any = deque()
+        self.forwards = self.recomputes = 0
+        self.records: list[Tensor] = []
+        self.known_rows: list[Tensor] = []
+        self.changed_rows: list[Tensor] = []
+        self.counts: LayerCounts | None = None
+
+    def get_replay_topk(
+        self,
+        scores: Tensor,
+        topk: int,
+        num_groups: int | None = None,
+        group_topk: int | None = None,
+        default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """[tokens, experts] -> the top-k's values and expert numbers, [tokens, top_k] each."""
+        assert default_compute_topk is not None
+        values, live = default_compute_topk(scores, topk, num_groups, group_topk)
+        if self.mode == "live":
+            return values, live
+        if self.mode == "record":
+            self.forwards += 1
+            small = torch.uint8 if scores.shape[1] <= 256 else torch.int16
+            self.records.append(live.detach().to(small).cpu())
+            return values, live
+        again = torch._C._current_graph_task_id() != -1  # inside backward: activation recompute
+        target = self._target(again, len(scores)).to(scores.device, torch.long)
+        known = target[:, :1] != LIVE
+        chosen = live if self.mode == "observe" else torch.where(known, target, live)
+        if self.counting and not again:
+            self._count(scores, live, target, chosen)
+        return (values, live) if self.mode == "observe" else (scores.gather(1, chosen), chosen)
+
+    def _target(self, again: bool, tokens: int) -> Tensor:
+        if again:
+            self.recomputes += 1
+            target = self.replay_backward_list.popleft() if self.replay_backward_list else None
+        else:
+            self.forwards += 1
+            target, self.target_topk_idx = self.target_topk_idx, None
+        if target is None or len(target) != tokens:
+            what = "no routes are left" if target is None else f"there are {len(target)} rows of routes"
+            raise RoutingError(f"layer {self.layer}: {what} for the router's {tokens} tokens")
+        return target
+
+    @torch.no_grad()
+    def _count(self, scores: Tensor, live: Tensor, target: Tensor, chosen: Tensor) -> None:
+        """target: the given experts or LIVE; chosen: those that are used."""
+        if self.counts is None:
+            zero = torch.zeros((), dtype=torch.int64, device=scores.device)
+            load = torch.zeros(scores.shape[1], dtype=torch.int64, device=scores.device)
+            self.counts = LayerCounts(zero, zero.clone(), load, torch.zeros((), device=scores.device))
+        counts = self.counts
+        known = target[:, 0] != LIVE
+        here = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, live, True)
+        changed = known & ~here.gather(1, target.clamp(min=0)).all(dim=1)
+        counts.routes += known.sum()
+        counts.changed += changed.sum()
+        self.known_rows.append(known)
+        self.changed_rows.append(changed)
+        counts.load += torch.bincount(chosen.flatten(), minlength=scores.shape[1])
+        counts.entropy += _entropy(scores, self.router).sum()
+        counts.tokens += len(scores)
+
+
+def _entropy(scores: Tensor, router: TopKRouter) -> Tensor:
+    """[tokens], of the router's distribution over all experts."""
+    if router.score_function == "softmax" and not router.config.moe_router_pre_softmax:
+        probabilities = scores.float().softmax(1)
+    else:
+        probabilities = torch.nn.functional.normalize(scores.float(), p=1.0, dim=1)
+    return torch.special.entr(probabilities).sum(1)
+
+
+@dataclass
+class Replay:
+    """All routers of this rank's model chunks, in model order.
+
+    recomputed: whether activation recompute runs the routers once more in backward.
+    """
+
+    chunks: Sequence[torch.nn.Module]
+    recomputed: bool = False
+    routers: list[list[LayerReplay]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.routers = [
+            [self._attach(module) for module in chunk.modules() if isinstance(module, TopKRouter)]
+            for chunk in self.chunks
+        ]
+
+    @staticmethod
+    def _attach(router: TopKRouter) -> LayerReplay:
+        replay = LayerReplay(router, router.layer_number - 1)
+        router.router_replay = replay
+        return replay
+
+    @property
+    def layers(self) -> list[list[int]]:
+        """The 0-based decoder layers of each chunk's routers."""
+        return [[router.layer for router in chunk] for chunk in self.routers]
+
+    def _all(self) -> list[LayerReplay]:
+        return [router for chunk in self.routers for router in chunk]
+
+    @contextmanager
+    def recording(self) -> Iterator[list[LayerRoutes]]:
+        """Routers choose for themselves and what they chose is kept. Yields a list that, after the block, holds the
+        routes of each micro-batch in turn."""
+        with self._mode("record"):
+            kept: list[LayerRoutes] = []
+            yield kept
+            calls = {len(router.records) for router in self._all()}
+            if len(calls) > 1:
+                raise RoutingError(f"routers were called {sorted(calls)} times in one recording")
+            for n in range(calls.pop() if calls else 0):
+                kept.append([[router.records[n] for router in chunk] for chunk in self.routers])
+
+    @contextmanager
+    def following(
+        self, routes: Routes, count: int, *, force: bool, backward: bool, counted: bool = False
+    ) -> Iterator[None]:
+        """Routers follow (or, without `force`, are only compared with) the routes of `count` micro-batches. At the end
+        every route has been used exactly once in forward, and once more where it is recomputed in backward; else
+        RoutingError names the layer.
+
+        routes: the routes of a micro-batch by its number, asked for when its forward pass begins. counted: how live
+        routing differs, and how the experts are used, is counted for `take_counts`.
+        """
+        with self._mode("replay" if force else "observe", counted):
+            self._routes, self._expected = routes, (count, count if backward and self.recomputed else 0)
+            yield
+            for router in self._all():
+                if (used := (router.forwards, router.recomputes)) != self._expected:
+                    raise RoutingError(
+                        f"layer {router.layer}: the routes of {count} micro-batches were used {used[0]} times in "
+                        f"forward and {used[1]} times in recompute, expected {self._expected[0]} and "
+                        f"{self._expected[1]}"
+                    )
+
+    @contextmanager
+    def _mode(self, mode: Mode, counting: bool = False) -> Iterator[None]:
+        for router in self._all():
+            router.clear()
+            router.mode, router.counting = mode, counting
+        try:
+            yield
+        finally:
+            for router in self._all():
+                router.mode = "live"
+                router.target_topk_idx = None
+                router.replay_backward_list.clear()
+                router.records = []
+
+    def begin(self, chunk: int, micro_batch: int) -> None:
+        """Before a chunk's forward pass on a micro-batch."""
+        if not self.routers[chunk] or self.routers[chunk][0].mode not in ("replay", "observe"):
+            return
+        for router, target in zip(self.routers[chunk], self._routes(micro_batch)[chunk], strict=True):
+            router.target_topk_idx = target
+            if self._expected[1]:
+                router.replay_backward_list.append(target)
+
+    def take_counts(self) -> dict[int, LayerCounts]:
+        """By layer, since the last pass began; empty where nothing was counted."""
+        return {router.layer: router.counts for router in self._all() if router.counts is not None}
+
+    def take_rows(self) -> Tensor | None:
+        """bool [2, tokens of this rank in all micro-batches]: which had a given route, and whose live routing differs
+        from it in any layer; None where nothing was compared."""
+        compared = [router for router in self._all() if router.known_rows]
+        if not compared:
+            return None
+        known = [torch.cat(router.known_rows) for router in compared]
+        changed = [torch.cat(router.changed_rows) for router in compared]
+        return torch.stack([torch.stack(known).any(0), torch.stack(changed).any(0)])

@@ -1,0 +1,338 @@
+"""Everything a run is made of, opened in the order in which a mistake is cheapest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megarl.algorithms import Recipe, Sources, make_recipe, resolve_sources
+from megarl.config.load import to_yaml
+from megarl.config.schema import Config
+from megarl.data.demonstrations import Demonstrations, FileDemonstrations
+from megarl.data.prompts import PromptData, open_prompts, sample_texts
+from megarl.data.settings import DataSettings
+from megarl.data.stream import PromptStream
+from megarl.data.tiny_tokenizer import build_tokenizer
+from megarl.data.tokenizer import ChatTokenizer, load_tokenizer
+from megarl.errors import UserError
+from megarl.megatron import groups as process_groups
+from megarl.megatron.critic import Critic
+from megarl.megatron.groups import Groups
+from megarl.megatron.layout import Layout
+from megarl.megatron.model import ModelSettings
+from megarl.megatron.platform import Platform
+from megarl.megatron.reference import Reference
+from megarl.megatron.trainer import OptimizerSettings, Trainer
+from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmStop, AlarmWatch, stop_if_told
+from megarl.monitor.logger import Logger, NullLogger
+from megarl.monitor.metrics import default_registry
+from megarl.monitor.progress import progress
+from megarl.monitor.registry import UnregisteredMetric
+from megarl.monitor.tell import tell
+from megarl.records import StepStats
+from megarl.rewards import Scorer
+from megarl.rollout.engine import Engine
+from megarl.training.engines import Seat, take_seat
+from megarl.training.make_engine import engine_maker
+from megarl.training.make_model import make_checkpoint
+from megarl.weights.checkpoint_files import CheckpointReader, read_config
+from megarl.weights.exchange import load
+from megarl.weights.families import family_of
+from megarl.weights.mapping import NameMap
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def run_folder(config: Config) -> Path:
+    """Where a run's files lie."""
+    return Path(config.folder or f"runs/{config.name}")
+
+
+def layout_of(config: Config) -> Layout:
+    return Layout(**config.parallel.model_dump())
+
+
+def optimizer_of(section: Any, total_steps: int) -> OptimizerSettings:
+    """A stage's optimizer; its schedule decays over the stage."""
+    return OptimizerSettings(**section.model_dump(), decay_steps=max(1, total_steps))
+
+
+@dataclass
+class Clock:
+    """Seconds by phase, for the final table and for each step's metrics."""
+
+    total: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    step: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            self.total[name] += seconds
+            self.step[name] += seconds
+
+    def take_step(self) -> dict[str, float]:
+        taken, self.step = dict(self.step), defaultdict(float)
+        return taken
+
+
+@dataclass
+class Extras:
+    """What some algorithms need beside the policy: made when RL begins, kept in the checkpoints."""
+
+    reference: Reference | None = None
+    critic: Critic | None = None
+
+
+@dataclass
+class Run:
+    """One rank's view of a run. Its folder is written by the main rank alone; the logger is opened once it is known
+    where the run goes on."""
+
+    config: Config
+    folder: Path
+    groups: Groups
+    recipe: Recipe
+    sources: Sources
+    tokenizer: ChatTokenizer
+    prompts: PromptData
+    demonstrations: Demonstrations | FileDemonstrations
+    stream: PromptStream
+    hf_config: Mapping[str, Any]
+    start_folder: Path
+    trainer: Trainer
+    name_map: NameMap
+    scorer: Scorer
+    seat: Seat
+    logger: Logger
+    watch: AlarmWatch
+    clock: Clock
+    extras: Extras = field(default_factory=Extras)
+
+    @property
+    def minibatches(self) -> int:
+        return self.config.rl.minibatches or self.recipe.minibatches
+
+    @property
+    def max_positions(self) -> int:
+        return self.trainer.architecture.max_positions
+
+    def make_extras(self) -> None:
+        """The reference and the critic that the algorithm needs, from the policy of now. Collective."""
+        if self.recipe.needs_reference:
+            self.extras.reference = Reference(self.trainer)
+        if self.recipe.needs_critic:
+            self.extras.critic = Critic(self.trainer)
+            section, steps = self.config.rl.critic.optimizer, self.config.rl.steps * self.minibatches
+            self.extras.critic.set_optimizer(optimizer_of(section, steps))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log a step, and tell what alarms it rings. Collective. Raises AlarmStop on every rank."""
+        stats = StepStats(step, metrics)
+        self.logger.log(stats)
+        stop = None
+        if self.groups.is_main:
+            alarms = self.watch.check(stats)
+            for alarm in alarms:
+                tell(f"alarm: {alarm}")
+            try:
+                stop_if_told(alarms)
+            except AlarmStop as error:
+                stop = str(error)
+        if (stop := self.groups.share_from_main(stop)) is not None:
+            raise AlarmStop(stop)
+
+    def close(self) -> None:
+        self.seat.close()
+        self.scorer.close()
+        self.logger.close()
+
+
+def check_recipe(config: Config, *, moe: bool) -> tuple[Recipe, Sources]:
+    """The objective and where its old log-probabilities and routes come from. Raises UserError."""
+    recipe = make_recipe(config.algorithm)
+    sources = resolve_sources(recipe, moe=moe, minibatches=config.rl.minibatches)
+    if config.rl.compare_routes and not moe:
+        raise UserError("rl.compare_routes: a dense model has no routes; set rl.compare_routes=false")
+    if config.rl.stale_responses == "correct" and recipe.correction == "none":
+        raise UserError(
+            f"rl.stale_responses: {recipe.name} has no correction for responses of older weights: set "
+            "algorithm.correction (tis, mis, ...), or rl.stale_responses to drop or stop"
+        )
+    narrowed = config.sampling.top_p < 1 or config.sampling.top_k != -1 or config.sampling.min_p > 0
+    if narrowed and sources.old_logprobs == "engine" and recipe.correction == "none":
+        raise UserError(
+            "sampling: top_p, top_k or min_p draw from another distribution than the trainer computes, so the "
+            "engine's log-probabilities can't stand for it: leave them at 1, -1 and 0, set "
+            "algorithm.old_logprobs=recompute, or give the algorithm a correction"
+        )
+    return recipe, sources
+
+
+def open_watch(config: Config) -> AlarmWatch:
+    """The run's alarms. Raises UserError for a rule about a metric that nothing logs."""
+    rules = [AlarmRule(**rule.model_dump()) for rule in config.alarms.rules]
+    registry = default_registry()
+    for rule in rules:
+        try:
+            _ = registry[rule.metric]
+        except UnregisteredMetric as error:
+            raise UserError(f"alarms.rules: {error}") from error
+    return AlarmWatch([*(DEFAULT_RULES if config.alarms.defaults else ()), *rules], registry)
+
+
+def prepare_folder(config: Config, folder: Path) -> None:
+    """Make the run folder and write the resolved config into it. Raises UserError where that can't be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(to_yaml(config))
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the run folder cannot be written ({error.strerror}); set folder=..."
+        ) from error
+
+
+def open_run(config: Config) -> Run:
+    """Open a run on this rank. Collective. Raises UserError, on every rank, before anything costly."""
+    folder = run_folder(config)
+    platform = Platform.detect(config.platform)
+    groups = process_groups.initialize(
+        layout_of(config), platform, seed=config.seed, timeout_seconds=int(config.launch.timeout_minutes * 60)
+    )
+    torch.manual_seed(config.seed)
+    clock = Clock()
+    with clock.phase("set-up"):
+        watch = open_watch(config)
+        _on_main(groups, lambda: prepare_folder(config, folder))
+        with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
+            tokenizer_folder = Path(config.model.tokenizer or config.model.path or "")
+            if config.model.tokenizer == "tiny":
+                tokenizer_folder = folder / "tokenizer"
+                _on_main(groups, lambda: _build_tiny_tokenizer(config, tokenizer_folder))
+            tokenizer = load_tokenizer(
+                tokenizer_folder, config.model.chat_template, config.model.template_options
+            )
+        start = Path(config.model.path) if config.model.path else folder / "start"
+        if config.model.make is not None:
+            made = config.model.make
+            _on_main(groups, lambda: make_checkpoint(made, tokenizer, start, seed=config.seed))
+        hf_config = read_config(start)
+        architecture = family_of(hf_config, source=str(start / "config.json")).architecture(hf_config)
+        recipe, sources = check_recipe(config, moe=bool(architecture.moe_layers))
+        tokenizer.check_embedding(architecture.vocab_size)
+        with progress("Opening the data", enabled=groups.is_main, announce=True):
+            prompts = open_prompts(_within_context(config, architecture.max_positions), tokenizer)
+            demonstrations = _open_demonstrations(config, tokenizer, architecture.max_positions)
+        scorer = Scorer(config.rewards)
+        scorer.check(prompts.verifiers)
+        dtype = platform.dtype if config.model.dtype == "auto" else DTYPES[config.model.dtype]
+        settings = ModelSettings(
+            dtype,
+            config.model.recompute,
+            config.model.float32_lm_head,
+            config.model.load_balancing,
+            config.model.load_balancing_rate,
+            config.model.transformer,
+        )
+        with progress("Building the model", enabled=groups.is_main, announce=True):
+            trainer = Trainer(
+                architecture,
+                layout_of(config),
+                platform,
+                groups,
+                settings,
+                logprob_chunk=config.batching.logprob_chunk,
+            )
+            name_map = NameMap(hf_config, trainer)
+            load(name_map, CheckpointReader(start))
+        with progress("Starting the engine", enabled=groups.is_main, announce=True):
+            make = engine_maker(config, folder, start, architecture, dtype)
+            seat = take_seat(groups, make, shared=config.engine.kind == "sglang")
+    return Run(
+        config,
+        folder,
+        groups,
+        recipe,
+        sources,
+        tokenizer,
+        prompts,
+        demonstrations,
+        prompts.stream(groups.replica_index, groups.replica_count),
+        hf_config,
+        start,
+        trainer,
+        name_map,
+        scorer,
+        seat,
+        NullLogger(),
+        watch,
+        clock,
+    )
+
+
+def _on_main(groups: Groups, action: Any) -> None:
+    """Do it on the main rank; its UserError is raised on every rank."""
+    problem = None
+    if groups.is_main:
+        try:
+            action()
+        except UserError as error:
+            problem = str(error)
+    if (problem := groups.share_from_main(problem)) is not None:
+        raise UserError(problem)
+
+
+def _build_tiny_tokenizer(config: Config, folder: Path) -> None:
+    """For the questions of the data and the demonstrations' answers."""
+    texts = sample_texts(config.data.sources)
+    shutil.rmtree(folder, ignore_errors=True)
+    build_tokenizer(folder, [*texts, *["Answer: "] * len(texts)], config.model.tokenizer_vocab)
+
+
+def _within_context(config: Config, max_positions: int) -> DataSettings:
+    """The data's settings, with the longest prompt that leaves room for a response in the model's context."""
+    budget = config.sampling.max_new_tokens
+    if budget >= max_positions:
+        raise UserError(
+            f"sampling.max_new_tokens={budget} leaves no room for a prompt in the model's context of "
+            f"{max_positions} tokens: lower it"
+        )
+    asked = config.data.max_prompt_tokens
+    if asked is not None and asked + budget > max_positions:
+        raise UserError(
+            f"data.max_prompt_tokens={asked} and sampling.max_new_tokens={budget} together exceed the model's "
+            f"context of {max_positions} tokens: lower one of them"
+        )
+    return config.data.model_copy(update={"max_prompt_tokens": asked or max_positions - budget})
+
+
+def _open_demonstrations(
+    config: Config, tokenizer: ChatTokenizer, max_positions: int
+) -> Demonstrations | FileDemonstrations:
+    section = config.sft.demonstrations
+    if section.file is None or not config.sft.steps:
+        return Demonstrations(
+            tokenizer, worked_share=section.worked_share, openings=section.openings, seed=section.seed
+        )
+    return FileDemonstrations(section.file, tokenizer, seed=section.seed, max_tokens=max_positions)
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def engine_of(run: Run) -> Engine:
+    assert run.seat.engine is not None, "only replica leaders sample"
+    return run.seat.engine

@@ -1,0 +1,203 @@
+"""Checkpoints of a run: written whole or not at all, in this process or behind the training, kept within bounds.
+
+A checkpoint is written under another name. When every rank has written its files, all ranks together complete it, and
+the main rank gives it its name and prunes older ones. Killed before that, a run goes on from the checkpoint before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from megarl.errors import UserError
+from megarl.megatron.checkpoint import begin_checkpoint, begin_weights
+from megarl.megatron.groups import Groups
+from megarl.megatron.writing import CheckpointFailed, Writing
+from megarl.monitor.tell import tell
+from megarl.training.run import Run
+from megarl.training.state import (
+    CRITIC,
+    MANIFEST,
+    REFERENCE,
+    STATE,
+    WRITING,
+    RunState,
+    fingerprint,
+    finished_checkpoints,
+    folder_of,
+)
+
+
+@dataclass
+class PendingCheckpoint:
+    """A checkpoint on its way: from `scratch`, by these parts, to `final`. state: the text of state.json.
+
+    entries: fingerprints of the files that this rank has written; problem: (errno, text) of reading them again.
+    """
+
+    scratch: Path
+    final: Path
+    state: str
+    parts: list[Writing] = field(default_factory=list)
+    entries: dict[str, list[int]] = field(default_factory=dict)
+    problem: tuple[int, str] | None = None
+
+    def write(self) -> None:
+        """This rank's files and their fingerprints; needs no other rank. Disk errors are raised by `complete`."""
+        for part in self.parts:
+            part.write()
+        try:
+            for path in (path for part in self.parts for path in part.written()):
+                self.entries[str(path.relative_to(self.scratch))] = fingerprint(path)
+        except OSError as error:
+            self.problem = _told(error)
+
+    def complete(self, groups: Groups, keep: int) -> None:
+        """When every rank has written: complete, name, prune. Collective. Raises CheckpointFailed on every rank."""
+        for part in self.parts:
+            part.finish()
+        everyone = groups.gather_from_everyone((self.entries, self.problem))
+        problem = next((problem for _, problem in everyone if problem), None)
+        if groups.is_main and problem is None:
+            try:
+                self._name({name: entry for entries, _ in everyone for name, entry in entries.items()})
+                _prune(self.final.parent, keep)
+            except OSError as error:
+                problem = _told(error)
+        if (problem := groups.share_from_main(problem)) is not None:
+            raise CheckpointFailed(*problem)
+
+    def _name(self, entries: dict[str, list[int]]) -> None:
+        """Manifest of all files, those of the main rank's completion included; then the final name."""
+        (self.scratch / STATE).write_text(self.state)
+        for path in self.scratch.rglob("*"):
+            name = str(path.relative_to(self.scratch))
+            if path.is_file() and name not in entries:
+                entries[name] = fingerprint(path)
+        (self.scratch / MANIFEST).write_text(json.dumps(entries, indent=1, sort_keys=True))
+        shutil.rmtree(self.final, ignore_errors=True)
+        os.replace(self.scratch, self.final)
+
+
+class Saver:
+    """Writes a run's checkpoints.
+
+    Behind the training, a checkpoint is copied to the host and written by a thread while steps go on; at most one is on
+    its way. Whatever needs other ranks happens in `save`, `look` and `finish`, which all ranks call at the same steps.
+    """
+
+    def __init__(self, run: Run) -> None:
+        mode = run.config.checkpoint.asynchronous
+        self._run = run
+        self._behind = mode == "on" or (mode == "auto" and run.trainer.platform.kind == "cuda")
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._on_its_way: tuple[PendingCheckpoint, Future[None]] | None = None
+
+    def save(self, state: RunState, *, last: bool = False) -> None:
+        """Save the run as it is now, after the checkpoint on its way is complete. Collective.
+
+        Where the disk refuses, the run goes on, everything saved before is untouched, and a warning says so. `last`:
+        wait for it to be written, and then it is a UserError instead, since there is no later attempt.
+        """
+        self.finish()
+        behind = self._behind and not last
+        final = folder_of(self._run) / f"step_{self._number(state):06d}"
+        text = json.dumps(asdict(state), indent=1, sort_keys=True)
+        checkpoint = PendingCheckpoint(final.with_name(final.name + WRITING), final, text)
+        try:
+            self._begin(checkpoint, copied=behind)
+        except CheckpointFailed as error:
+            self._give_up(checkpoint, error, last=last)
+            return
+        if behind:
+            self._on_its_way = checkpoint, self._thread.submit(checkpoint.write)
+        else:
+            checkpoint.write()
+            self._complete(checkpoint, last=last)
+
+    def look(self) -> None:
+        """Complete the checkpoint on its way if every rank has written it. Collective; never waits for a disk."""
+        if self._on_its_way and self._run.groups.everyone(self._on_its_way[1].done()):
+            self.finish()
+
+    def finish(self) -> None:
+        """Complete the checkpoint on its way, if there is one. Collective."""
+        if self._on_its_way:
+            (checkpoint, written), self._on_its_way = self._on_its_way, None
+            written.result()
+            self._complete(checkpoint, last=False)
+
+    def close(self) -> None:
+        """Wait for this rank's files, without the other ranks: what is not complete by now is passed over later."""
+        self._thread.shutdown()
+
+    def _number(self, state: RunState) -> int:
+        return state.step + (self._run.config.sft.steps if state.stage == "rl" else 0)
+
+    def _begin(self, checkpoint: PendingCheckpoint, *, copied: bool) -> None:
+        run, scratch, parts = self._run, checkpoint.scratch, checkpoint.parts
+        _make(run.groups, scratch)
+        parts.append(begin_checkpoint(scratch, run.trainer, copied=copied))
+        if run.extras.reference is not None:
+            _make(run.groups, scratch / REFERENCE)
+            with run.extras.reference.in_place():  # the policy is back before anything is written
+                parts.append(begin_weights(scratch / REFERENCE, run.trainer.chunks, copied=True))
+        if run.extras.critic is not None:
+            _make(run.groups, scratch / CRITIC)
+            parts.append(begin_checkpoint(scratch / CRITIC, run.extras.critic, copied=copied))
+
+    def _complete(self, checkpoint: PendingCheckpoint, *, last: bool) -> None:
+        try:
+            checkpoint.complete(self._run.groups, self._run.config.checkpoint.keep)
+        except CheckpointFailed as error:
+            self._give_up(checkpoint, error, last=last)
+
+    def _give_up(self, checkpoint: PendingCheckpoint, error: CheckpointFailed, *, last: bool) -> None:
+        """Tell of it; collective, since every rank has met it."""
+        final, is_main = checkpoint.final, self._run.groups.is_main
+        if is_main:
+            shutil.rmtree(checkpoint.scratch, ignore_errors=True)
+        message = f"{final}: the checkpoint could not be written ({error.strerror}); earlier checkpoints are untouched"
+        if last:
+            raise UserError(f"{message}. Make room and start the same command again") from error
+        if is_main:
+            tell(f"warning: {message}; the next one is tried in time")
+
+
+def _make(groups: Groups, folder: Path) -> None:
+    """An empty folder, there for every rank. Collective."""
+    problem = None
+    if groups.is_main:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        except OSError as error:
+            problem = _told(error)
+    if (problem := groups.share_from_main(problem)) is not None:
+        raise CheckpointFailed(*problem)
+
+
+def _told(error: OSError) -> tuple[int, str]:
+    return error.errno or 0, error.strerror or str(error)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Keep the newest ones and the best."""
+    found = finished_checkpoints(folder)
+    scores = {path: score for path in found if (score := _score(path)) is not None}
+    kept = set(found[-keep:])
+    if scores:
+        kept.add(max(scores, key=lambda path: (scores[path], path.name)))
+    for path in set(found) - kept:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _score(path: Path) -> float | None:
+    try:
+        return json.loads((path / STATE).read_text())["score"]  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError):
+        return None

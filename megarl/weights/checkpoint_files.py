@@ -1,0 +1,190 @@
+"""A Hugging Face checkpoint folder: reading its tensors one at a time, writing it shard by shard."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from megarl.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+COPIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "tokenizer.model",
+)
+KEPT_FLOAT32 = ("e_score_correction_bias",)  # ends of names: routers add it to float32 scores
+
+MULTI_TOKEN_PREDICTION = (
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+)  # layers that no family trains or writes
+
+
+class HFConfig(dict[str, Any]):
+    """`config.json`; a key that is asked for and missing is the user's error."""
+
+    def __missing__(self, key: str) -> Any:
+        raise UserError(f"config.json: key {key!r} is missing")
+
+
+def read_config(folder: Path) -> HFConfig:
+    """The folder's `config.json`. Raises UserError when it is missing or not JSON."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; model.path must be a Hugging Face checkpoint folder")
+    if not path.is_file():
+        raise UserError(f"{path}: not found; {folder} is no Hugging Face checkpoint folder")
+    try:
+        values = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return HFConfig(values)
+
+
+class CheckpointReader:
+    """The tensors of an HF folder by name. Making one reads every file's header; no tensor is read before it is
+    asked for.
+
+    Raises UserError that names a file that is missing, truncated or no safetensors, and a tensor that the index
+    promises and its file lacks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = folder / INDEX
+        if index.is_file():
+            promised = _weight_map(index)
+            paths = sorted({folder / file for file in promised.values()})
+        else:
+            promised = {}
+            paths = sorted(folder.glob("*.safetensors"))
+            if not paths:
+                raise UserError(
+                    f"{folder}: no *.safetensors file; convert the checkpoint to safetensors first"
+                )
+        headers = {path.name: _header(path) for path in paths}
+        self.files = promised or {name: file for file, header in headers.items() for name in header}
+        for name, file in self.files.items():
+            if name not in headers[file]:
+                raise UserError(f"{folder / file}: tensor {name!r} is missing, although {INDEX} promises it")
+        self._shapes = {name: headers[file][name] for name, file in self.files.items()}
+
+    def names(self) -> set[str]:
+        return set(self.files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str) -> Tensor:
+        """One whole tensor. Raises UserError when the checkpoint lacks it."""
+        if name not in self.files:
+            raise UserError(f"{self.folder}: tensor {name!r} is missing")
+        path = self.folder / self.files[name]
+        try:
+            with safe_open(path, framework="pt") as file:
+                return file.get_tensor(name)  # type: ignore[no-any-return]
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{path}: tensor {name!r} cannot be read ({error})") from error
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index}: not an index of tensors (a JSON object with 'weight_map')") from error
+
+
+def _header(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by tensor name; safetensors itself compares the header with the file's size."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: missing, although {INDEX} names it") from error
+    except SafetensorError as error:
+        raise UserError(f"{path}: not a readable safetensors file, perhaps truncated ({error})") from error
+
+
+def write_checkpoint(
+    folder: Path,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    config: Mapping[str, Any],
+    assets: Path | None,
+    dtype: torch.dtype,
+    shard_bytes: int = 4 << 30,
+) -> None:
+    """Write `folder` (made anew, atomically: nothing half-written ever bears its name).
+
+    tensors: whole tensors by HF name, streamed: at most one file's worth is in memory. dtype: of all but
+    KEPT_FLOAT32. assets: a folder whose tokenizer
+    and generation files are copied along.
+    """
+    scratch = folder.with_name(folder.name + ".writing")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    weight_map: dict[str, str] = {}
+    held: dict[str, Tensor] = {}
+    total = size = count = 0
+
+    def flush() -> None:
+        nonlocal held, size, count
+        if held:
+            count += 1
+            file = f"part-{count:05d}.safetensors"
+            save_file(held, scratch / file, metadata={"format": "pt"})
+            weight_map.update(dict.fromkeys(held, file))
+            held, size = {}, 0
+
+    for name, tensor in tensors:
+        kept = torch.float32 if name.endswith(KEPT_FLOAT32) else dtype
+        value = tensor.detach().to("cpu", kept).contiguous()
+        held[name] = value.clone() if value.data_ptr() == tensor.data_ptr() else value
+        size += value.nbytes
+        total += value.nbytes
+        if size >= shard_bytes:
+            flush()
+    flush()
+    final = {f"part-{n + 1:05d}.safetensors": _shard_name(n, count) for n in range(count)}
+    for old, new in final.items():
+        (scratch / old).rename(scratch / new)
+    if count > 1:
+        index = {
+            "metadata": {"total_size": total},
+            "weight_map": {n: final[f] for n, f in weight_map.items()},
+        }
+        (scratch / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True))
+    settings = {**config, "dtype": str(dtype).removeprefix("torch.")}
+    settings.pop("torch_dtype", None)
+    for key in MULTI_TOKEN_PREDICTION:
+        if settings.get(key):
+            settings[key] = 0
+    (scratch / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    for name in COPIED if assets else ():
+        if (assets / name).is_file():  # type: ignore[operator]
+            shutil.copy(assets / name, scratch / name)  # type: ignore[operator]
+    if folder.exists():
+        shutil.rmtree(folder)
+    scratch.rename(folder)
+
+
+def _shard_name(number: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"

@@ -1,0 +1,141 @@
+"""Hugging Face folder <-> megatron-core distributed checkpoint, weights alone, in either direction.
+
+A converted Megatron folder also holds config.json and the tokenizer files, so that it can be turned back by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from megarl.errors import UserError
+from megarl.megatron.checkpoint import load_weights, save_weights
+from megarl.megatron.groups import Groups, initialize
+from megarl.megatron.layout import Layout
+from megarl.megatron.model import ModelSettings, build_model
+from megarl.megatron.platform import Platform
+from megarl.megatron.writing import CheckpointFailed
+from megarl.weights.checkpoint_files import (
+    COPIED,
+    INDEX,
+    CheckpointReader,
+    HFConfig,
+    read_config,
+    write_checkpoint,
+)
+from megarl.weights.exchange import load, stream
+from megarl.weights.families import family_of
+from megarl.weights.mapping import BareModel, NameMap
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def kind_of(folder: Path) -> str:
+    """ "huggingface" or "megatron". Raises UserError when the folder is neither."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    if (folder / "metadata.json").is_file() and (folder / ".metadata").is_file():
+        return "megatron"
+    if (folder / INDEX).is_file() or next(folder.glob("*.safetensors"), None):
+        return "huggingface"
+    raise UserError(
+        f"{folder}: neither a Hugging Face folder (no *.safetensors) nor a Megatron checkpoint (no metadata.json)"
+    )
+
+
+def check(source: Path, target: Path, config_folder: Path | None) -> Path:
+    """Everything that can be refused before ranks are started; returns the folder with the model's config.json."""
+    kind = kind_of(source)
+    if target.exists():
+        raise UserError(f"{target}: exists already; name a new folder")
+    folder = config_folder or source
+    if kind == "megatron" and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder}: no config.json; name the Hugging Face folder that the model began from with --config"
+        )
+    config = read_config(folder)
+    family_of(config, source=str(folder / "config.json")).architecture(config)
+    return folder
+
+
+def convert(source: Path, target: Path, *, layout: Layout, config_folder: Path | None, dtype: str) -> str:
+    """Write `target` from `source`, in the other format; collective. Returns one line that says what was done.
+
+    dtype: "float32", "bfloat16", or "auto", which is what config.json says. Raises UserError for a folder, config or
+    tensor that does not fit, and for a target that exists or cannot be written.
+    """
+    described_by = check(source, target, config_folder)
+    config = read_config(described_by)
+    platform = Platform.detect()
+    groups = initialize(layout, platform, seed=0)
+    settings = ModelSettings(_dtype(config, dtype))
+    family = family_of(config)
+    architecture = family.architecture(config)
+    chunks = build_model(architecture, layout, platform, settings)
+    name_map = NameMap(config, BareModel(architecture, layout, chunks))
+    direction = kind_of(source)
+    groups.barrier()  # nobody looks for the target any more
+    try:
+        if direction == "huggingface":
+            load(name_map, CheckpointReader(source))
+            _write_megatron(target, name_map, groups, described_by, config)
+        else:
+            load_weights(source, chunks)
+            _write_huggingface(target, name_map, groups, described_by, config, settings.params_dtype)
+    except CheckpointFailed as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror})") from error
+    groups.barrier()
+    tensors = sum(len(item.hf) for item in name_map.items)
+    other = "Megatron checkpoint" if direction == "huggingface" else "Hugging Face folder"
+    return f"{target}: {other}, {family.name}, {tensors} Hugging Face tensors, {settings.params_dtype}"
+
+
+def _dtype(config: HFConfig, asked: str) -> torch.dtype:
+    name = asked
+    if asked == "auto":
+        name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise UserError(f"dtype {name!r} is not supported; set --dtype to {' or '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _write_megatron(
+    target: Path, name_map: NameMap, groups: Groups, described_by: Path, config: HFConfig
+) -> None:
+    scratch = target.with_name(target.name + ".writing")
+    if groups.is_main:
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            scratch.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written ({error.strerror})") from error
+    groups.barrier()
+    save_weights(scratch, name_map.model.chunks)
+    groups.barrier()
+    if groups.is_main:
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for name in COPIED:
+            if (described_by / name).is_file():
+                shutil.copy(described_by / name, scratch / name)
+        scratch.rename(target)
+
+
+def _write_huggingface(
+    target: Path,
+    name_map: NameMap,
+    groups: Groups,
+    described_by: Path,
+    config: HFConfig,
+    dtype: torch.dtype,
+) -> None:
+    tensors = stream(name_map)
+    if groups.is_main:
+        try:
+            write_checkpoint(target, tensors, config=config, assets=described_by, dtype=dtype)
+        except OSError as error:
+            raise UserError(f"{target}: cannot be written ({error.strerror})") from error
+    for _ in tensors:  # the other ranks' part of every gather
+        pass

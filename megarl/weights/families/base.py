@@ -1,0 +1,309 @@
+"""What a model family declares, and what families share: rotary settings, refusals, rows of name maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megarl.errors import UserError
+from megarl.megatron.model import Architecture
+from megarl.weights.checkpoint_files import MULTI_TOKEN_PREDICTION
+from megarl.weights.transforms import Copy, FuseGateUp, FuseQKV, PadVocabulary
+
+MEGATRON_LAYER = "decoder.layers.{layer}."
+HF_LAYER = "model.layers.{layer}."
+WHOLE = Copy()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a name map.
+
+    megatron: canonical name, `{layer}` and `{expert}` global numbers; hf: the HF checkpoint names fused into it.
+    where: "model" (once), "layer" (each), "dense" or "moe" (each such layer), "expert" (each expert of those).
+    """
+
+    megatron: str
+    hf: tuple[str, ...]
+    transform: Copy = WHOLE
+    where: str = "model"
+
+    @property
+    def is_expert(self) -> bool:
+        return self.where == "expert"
+
+
+def nothing_ignored(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Family:
+    """architectures: names in an HF config's `architectures`. architecture: HF config -> Architecture, raising
+    UserError on a setting megarl cannot honour. entries: the name map for a config. ignored: prefixes of checkpoint
+    tensors that training leaves out on purpose."""
+
+    name: str
+    architectures: tuple[str, ...]
+    architecture: Callable[[Mapping[str, Any]], Architecture]
+    entries: Callable[[Mapping[str, Any], Architecture], tuple[Entry, ...]]
+    ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing_ignored
+
+
+# -- What a config asks for ----------------------------------------------------------------------------------------
+
+
+def refuse(key: str, value: Any, why: str) -> UserError:
+    """The error for a config key that megarl cannot honour."""
+    return UserError(f"config.json: {key}: {value!r} is not supported; {why}")
+
+
+def require(config: Mapping[str, Any], why: str, **wanted: Any) -> None:
+    """Each key is absent, null or as wanted. Raises UserError that names the first that is not."""
+    for key, value in wanted.items():
+        if config.get(key) is not None and config[key] != value:
+            raise refuse(key, config[key], f"only {value!r} ({why})")
+
+
+def refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """What no family here honours: quantized weights, another activation, sliding windows that ever apply."""
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise refuse("quantization_config", method, "convert the checkpoint to bfloat16 first")
+    require(config, "SwiGLU", hidden_act="silu")
+    if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        raise refuse("layer_types", sorted(set(config["layer_types"])), "only full attention")
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True) and window < config["max_position_embeddings"]:
+        raise refuse("sliding_window", window, "only full attention: set it to null")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: base, kind ("default" | "llama3" | "yarn" ...), the kind's own numbers, and the share of a
+    head that is rotated. key: where the config says it."""
+
+    theta: float
+    kind: str
+    numbers: Mapping[str, Any]
+    percent: float
+    key: str
+
+
+def rope_of(config: Mapping[str, Any], *kinds: str, percent: float = 1.0) -> Rope:
+    """The rotary settings, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+    kinds: those that the family honours beside "default"; another raises UserError.
+    """
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    numbers = config.get(key) or {}
+    kind = numbers.get("rope_type") or numbers.get("type") or "default"
+    if kind != "default" and kind not in kinds:
+        raise refuse(f"{key}.rope_type", kind, f"only {', '.join(('default', *kinds))}")
+    theta = numbers.get("rope_theta") or config.get("rope_theta") or 10000.0
+    rotated = numbers.get("partial_rotary_factor") or config.get("partial_rotary_factor") or percent
+    return Rope(float(theta), kind, numbers, float(rotated), key)
+
+
+def llama3_scaling(rope: Rope) -> float | None:
+    """The factor of Llama 3's frequency scaling, None without. megatron-core has its other numbers built in."""
+    if rope.kind != "llama3":
+        return None
+    built_in = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    for name, value in built_in.items():
+        if rope.numbers.get(name, value) != value:
+            raise refuse(f"{rope.key}.{name}", rope.numbers[name], f"megatron-core has {value:g} built in")
+    return float(rope.numbers["factor"])
+
+
+def leading_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """MoE layers when `first_k_dense_replace` layers before them are dense."""
+    require(config, "every later layer is a Mixture of Experts", moe_layer_freq=1)
+    return tuple(range(int(config.get("first_k_dense_replace") or 0), config["num_hidden_layers"]))
+
+
+def decoder_settings(config: Mapping[str, Any], moe_layers: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The TransformerConfig fields that every family reads from the same keys."""
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    fields: dict[str, Any] = {
+        "num_layers": layers,
+        "hidden_size": config["hidden_size"],
+        "num_attention_heads": heads,
+        "num_query_groups": config.get("num_key_value_heads") or heads,
+        "kv_channels": config.get("head_dim") or config["hidden_size"] // heads,
+        "ffn_hidden_size": config["intermediate_size"],
+        "layernorm_epsilon": config["rms_norm_eps"],
+    }
+    if moe_layers:
+        fields["moe_layer_freq"] = [int(n in moe_layers) for n in range(layers)]
+        fields["moe_router_topk"] = config["num_experts_per_tok"]
+    return fields
+
+
+def softmax_router(config: Mapping[str, Any], *, normalised: bool) -> dict[str, Any]:
+    """Softmax over all experts, then top-k. normalised: the chosen gates are scaled to sum to 1, which is the
+    softmax over the chosen logits alone."""
+    if normalised and config["num_experts_per_tok"] == 1:
+        raise refuse("num_experts_per_tok", 1, "its normalised gate is always 1; the router would not learn")
+    return {"moe_router_pre_softmax": not normalised}
+
+
+class _BestOfGroup(int):
+    """How many expert groups a token may use, each group ranked by the sum of its best `best` scores.
+
+    megatron-core ranks a group by its best topk // group_topk scores (`moe_utils.group_limited_topk`), DeepSeek-V3
+    by its best 2, DeepSeek-V2 by its best: so that quotient is this number's to say.
+    """
+
+    best: int
+
+    def __new__(cls, groups: int, best: int) -> _BestOfGroup:
+        number = super().__new__(cls, groups)
+        number.best = best
+        return number
+
+    def __rfloordiv__(self, topk: int) -> int:
+        return self.best
+
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
+        return int(self), self.best
+
+
+def group_limit(config: Mapping[str, Any], *, best: int) -> dict[str, Any]:
+    """Group-limited routing, where a config has it. best: how many of a group's scores rank it."""
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    if groups == 1 or groups == chosen:
+        return {}
+    return {"moe_router_num_groups": groups, "moe_router_group_topk": _BestOfGroup(chosen, best)}
+
+
+def sigmoid_router(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sigmoid scores, a selection bias for each expert that training leaves as it is, gates that sum to a factor."""
+    require(config, "a sigmoid router", scoring_func="sigmoid", topk_method="noaux_tc")
+    if not config.get("norm_topk_prob", True):
+        raise refuse("norm_topk_prob", False, "megatron-core normalises sigmoid gates")
+    if config["num_experts_per_tok"] == 1:
+        raise refuse("num_experts_per_tok", 1, "megatron-core does not normalise a single sigmoid gate")
+    return {
+        "moe_router_score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_topk_scaling_factor": config["routed_scaling_factor"],
+        **group_limit(config, best=2),
+    }
+
+
+def shared_and_routed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes of routed and shared experts by DeepSeek's keys."""
+    size, shared = config["moe_intermediate_size"], config.get("n_shared_experts") or 0
+    fields = {"num_moe_experts": experts_of(config), "moe_ffn_hidden_size": size}
+    return {**fields, "moe_shared_expert_intermediate_size": size * shared} if shared else fields
+
+
+def experts_of(config: Mapping[str, Any]) -> int:
+    """Published checkpoints say `num_experts` or `n_routed_experts`; transformers 5 saves `num_local_experts`."""
+    keys = ("n_routed_experts", "num_experts", "num_local_experts")
+    return int(next((config[key] for key in keys if config.get(key)), 0))
+
+
+def multi_token_prediction(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The extra layers of multi-token prediction, stored behind the decoder's: they are not trained."""
+    extra = max(int(config.get(key) or 0) for key in MULTI_TOKEN_PREDICTION)
+    first = config["num_hidden_layers"]
+    return tuple(f"model.layers.{n}." for n in range(first, first + extra))
+
+
+# -- Rows of name maps ---------------------------------------------------------------------------------------------
+
+
+def name_map(arch: Architecture, *parts: Iterable[Entry]) -> tuple[Entry, ...]:
+    """A whole table: embedding, the layers' `parts` between their two norms, final norm, LM head."""
+    vocabulary = PadVocabulary(vocab_size=arch.vocab_size)
+    embedding, head = "embedding.word_embeddings.weight", "output_layer.weight"
+    table = [
+        Entry(embedding, ("model.embed_tokens.weight",), vocabulary),
+        layer("input_layernorm.weight", "input_layernorm.weight"),
+        layer("pre_mlp_layernorm.weight", "post_attention_layernorm.weight"),
+        *(entry for part in parts for entry in part),
+        Entry("decoder.final_layernorm.weight", ("model.norm.weight",)),
+    ]
+    if not arch.tied_embeddings:
+        table.append(Entry(head, ("lm_head.weight",), vocabulary))
+    return tuple(table)
+
+
+def layer(megatron: str, *hf: str, transform: Copy = WHOLE, where: str = "layer") -> Entry:
+    """A row inside a layer, by its names there."""
+    return Entry(MEGATRON_LAYER + megatron, tuple(HF_LAYER + name for name in hf), transform, where)
+
+
+def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) -> list[Entry]:
+    """Grouped-query attention. bias: of q, k, v. norms: q and k are normed."""
+    shape = arch.transformer
+    qkv = FuseQKV(
+        groups=shape["num_query_groups"], heads=shape["num_attention_heads"], head_dim=shape["kv_channels"]
+    )
+
+    def fused(what: str) -> Entry:
+        names = [f"self_attn.{x}_proj.{what}" for x in "qkv"]
+        return layer(f"self_attention.linear_qkv.{what}", *names, transform=qkv)
+
+    table = [fused("weight")]
+    if bias:
+        table.append(fused("bias"))
+    if norms:
+        table += [layer(f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight") for x in "qk"]
+    return [*table, layer("self_attention.linear_proj.weight", "self_attn.o_proj.weight", transform=Copy(1))]
+
+
+def gated_mlp(
+    megatron: str, hf: str, where: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> list[Entry]:
+    """SwiGLU below `megatron` and `hf`. names: HF's for gate, up, down."""
+    gate, up, down = (f"{hf}.{name}.weight" for name in names)
+    return [
+        layer(f"{megatron}.linear_fc1.weight", gate, up, transform=FuseGateUp(), where=where),
+        layer(f"{megatron}.linear_fc2.weight", down, transform=Copy(1), where=where),
+    ]
+
+
+def dense_mlp() -> list[Entry]:
+    return gated_mlp("mlp", "mlp", "dense")
+
+
+def routed_experts(
+    hf: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> list[Entry]:
+    """Router and experts, below `hf`."""
+    return [
+        layer("mlp.router.weight", f"{hf}.gate.weight", where="moe"),
+        *gated_mlp("mlp.experts.{expert}", hf + ".experts.{expert}", "expert", names),
+    ]
+
+
+def expert_bias() -> Entry:
+    """The sigmoid router's selection bias: a buffer, not a parameter."""
+    return layer("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", where="moe")
+
+
+def shared_experts(arch: Architecture, hf: str = "mlp.shared_experts") -> list[Entry]:
+    if "moe_shared_expert_intermediate_size" not in arch.transformer:
+        return []
+    return gated_mlp("mlp.shared_experts", hf, "moe")
+
+
+def decoder(
+    config: Mapping[str, Any], transformer: Mapping[str, Any], moe_layers: tuple[int, ...], **further: Any
+) -> Architecture:
+    """The architecture of a decoder whose config names sizes, rotary base and tied embeddings as most do. further:
+    Architecture fields of this family's own."""
+    return Architecture(
+        transformer=transformer,
+        vocab_size=config["vocab_size"],
+        max_positions=config["max_position_embeddings"],
+        rotary_base=rope_of(config).theta,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        moe_layers=moe_layers,
+        **further,
+    )

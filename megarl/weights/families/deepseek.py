@@ -1,0 +1,157 @@
+"""DeepSeek-V2, DeepSeek-V3 (and R1), Moonlight, GLM-4.7-Flash: multi-head latent attention, leading dense layers,
+shared experts. V2 routes by softmax, the later ones by sigmoid scores with a selection bias.
+
+transformers norms the two latents with an epsilon of its own (1e-6), whatever `rms_norm_eps` says; so does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megarl.megatron.model import Architecture
+from megarl.weights.families.base import (
+    Entry,
+    Family,
+    Rope,
+    decoder_settings,
+    dense_mlp,
+    expert_bias,
+    group_limit,
+    layer,
+    leading_dense,
+    multi_token_prediction,
+    name_map,
+    refuse,
+    refuse_unsupported,
+    require,
+    rope_of,
+    routed_experts,
+    shared_and_routed,
+    shared_experts,
+    sigmoid_router,
+    softmax_router,
+)
+from megarl.weights.transforms import Copy
+
+LATENT_EPSILON = 1e-6
+
+
+def _yarn(rope: Rope) -> dict[str, Any]:
+    """YaRN as megatron-core's latent attention takes it; without YaRN its scale must be told to be 1."""
+    if rope.kind != "yarn":
+        return {"rope_type": "rope", "rotary_scaling_factor": 1.0}
+    numbers = rope.numbers
+    if numbers.get("attention_factor") is not None or numbers.get("truncate") is False:
+        name = "truncate" if numbers.get("truncate") is False else "attention_factor"
+        raise refuse(f"{rope.key}.{name}", numbers[name], "megatron-core has no such setting here")
+    mscale, all_dim = numbers.get("mscale"), numbers.get("mscale_all_dim")
+    if all_dim and not mscale:
+        raise refuse(f"{rope.key}.mscale_all_dim", all_dim, "only together with mscale")
+    return {
+        "rope_type": "yarn",
+        "rotary_scaling_factor": float(numbers["factor"]),
+        "original_max_position_embeddings": int(numbers["original_max_position_embeddings"]),
+        "beta_fast": float(numbers.get("beta_fast") or 32),
+        "beta_slow": float(numbers.get("beta_slow") or 1),
+        "mscale": float(mscale) if mscale and all_dim else 1.0,
+        "mscale_all_dim": float(all_dim) if mscale and all_dim else 0.0,
+    }
+
+
+def _latent_architecture(
+    config: Mapping[str, Any], moe_layers: tuple[int, ...], router: Mapping[str, Any]
+) -> Architecture:
+    refuse_unsupported(config)
+    require(config, "megatron-core has no bias there", attention_bias=False, mlp_bias=False)
+    require(config, "the published weights are interleaved", rope_interleave=True)
+    heads, rope = config["num_attention_heads"], rope_of(config, "yarn")
+    transformer = decoder_settings(config, moe_layers) | {
+        "multi_latent_attention": True,
+        "qk_layernorm": True,
+        "num_query_groups": heads,
+        "kv_channels": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "q_lora_rank": config.get("q_lora_rank"),
+        "kv_lora_rank": config["kv_lora_rank"],
+        "qk_head_dim": config["qk_nope_head_dim"],
+        "qk_pos_emb_head_dim": config["qk_rope_head_dim"],
+        "v_head_dim": config["v_head_dim"],
+        "rotary_base": rope.theta,
+        **_yarn(rope),
+        **shared_and_routed(config),
+        **router,
+    }
+    if config.get("num_key_value_heads") not in (None, heads):
+        raise refuse(
+            "num_key_value_heads", config["num_key_value_heads"], f"only num_attention_heads, {heads}"
+        )
+    return Architecture(
+        transformer=transformer,
+        vocab_size=config["vocab_size"],
+        max_positions=config["max_position_embeddings"],
+        rotary_base=rope.theta,
+        latent_norm_epsilon=LATENT_EPSILON,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        moe_layers=moe_layers,
+    )
+
+
+def _v2(config: Mapping[str, Any]) -> Architecture:
+    require(config, "as the published checkpoints", scoring_func="softmax", norm_topk_prob=False)
+    method = config.get("topk_method") or "greedy"
+    if method not in ("greedy", "group_limited_greedy"):
+        raise refuse("topk_method", method, "only 'greedy' and 'group_limited_greedy'")
+    router = softmax_router(config, normalised=False)
+    router["moe_router_topk_scaling_factor"] = config["routed_scaling_factor"]
+    if method == "group_limited_greedy":
+        router |= group_limit(config, best=1)
+    return _latent_architecture(config, leading_dense(config), router)
+
+
+def _v3(config: Mapping[str, Any]) -> Architecture:
+    return _latent_architecture(config, leading_dense(config), sigmoid_router(config))
+
+
+def _glm4_lite(config: Mapping[str, Any]) -> Architecture:
+    kinds = config.get("mlp_layer_types")
+    if kinds is None:
+        return _latent_architecture(
+            config, leading_dense({"first_k_dense_replace": 1, **config}), sigmoid_router(config)
+        )
+    moe_layers = tuple(n for n, kind in enumerate(kinds) if kind == "sparse")
+    return _latent_architecture(config, moe_layers, sigmoid_router(config))
+
+
+def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[Entry, ...]:
+    here = "self_attention."
+    if arch.transformer["q_lora_rank"] is None:
+        query = [layer(here + "linear_q_proj.weight", "self_attn.q_proj.weight", transform=Copy(0))]
+    else:
+        query = [
+            layer(here + "linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
+            layer(here + "q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
+            layer(here + "linear_q_up_proj.weight", "self_attn.q_b_proj.weight", transform=Copy(0)),
+        ]
+    latent = [
+        *query,
+        layer(here + "linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+        layer(here + "kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+        layer(here + "linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", transform=Copy(0)),
+        layer(here + "linear_proj.weight", "self_attn.o_proj.weight", transform=Copy(1)),
+    ]
+    biased = arch.transformer.get("moe_router_enable_expert_bias")
+    return name_map(
+        arch,
+        latent,
+        dense_mlp(),
+        routed_experts(),
+        [expert_bias()] if biased else [],
+        shared_experts(arch),
+    )
+
+
+DEEPSEEK_V2 = Family("deepseek_v2", ("DeepseekV2ForCausalLM",), _v2, entries)
+DEEPSEEK_V3 = Family("deepseek_v3", ("DeepseekV3ForCausalLM",), _v3, entries, multi_token_prediction)
+GLM4_MOE_LITE = Family(
+    "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), _glm4_lite, entries, multi_token_prediction
+)

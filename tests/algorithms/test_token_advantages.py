@@ -1,0 +1,177 @@
+"""Advantages that differ from token to token: GAE, and the KL taken from the reward."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from megarl.algorithms import RECIPES, finalize, gae, get_recipe, token_advantages, value_loss
+from tests.algorithms.batches import Ragged, assert_close, many, ragged
+
+seeds = st.integers(0, 10**6)
+
+
+def rewards_of(batch: Ragged) -> Tensor:
+    return torch.where(batch.advantages > 1.0, math.nan, batch.advantages)
+
+
+def literal_gae(
+    batch: Ragged, values: Tensor, token_rewards: Tensor, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Backwards, token by token."""
+    advantages, returns = torch.zeros(2, len(values), dtype=torch.float64)
+    for i, (begin, end) in enumerate(batch.spans):
+        reward = float(rewards_of(batch)[i])
+        if math.isnan(reward):
+            continue
+        following, running, first = 0.0, 0.0, True
+        for t in reversed([t for t in range(begin, end) if batch.mask[t]]):
+            now = float(token_rewards[t]) + (reward if first else 0.0)
+            running = now + gamma * following - float(values[t]) + gamma * gae_lambda * running
+            following, first = float(values[t]), False
+            advantages[t], returns[t] = running, running + float(values[t])
+    return advantages, returns
+
+
+@many
+@given(seeds, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.95, 1.0]))
+def test_gae_is_the_backward_recursion_over_active_tokens(seed: int, gamma: float, gae_lambda: float) -> None:
+    batch = ragged(seed)
+    values, token_rewards = batch.entropy, batch.old_logprobs
+    expected = literal_gae(batch, values, token_rewards, gamma, gae_lambda)
+    poison = torch.where(batch.mask, 0.0, math.nan)
+    actual = gae(
+        rewards=rewards_of(batch),
+        values=values + poison,
+        mask=batch.mask,
+        cu_seqlens=batch.cu_seqlens,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        token_rewards=token_rewards + poison,
+    )
+    assert_close(actual.advantages, expected[0])
+    assert_close(actual.returns, expected[1])
+
+
+def test_gae_of_a_long_response_forgets_nothing() -> None:
+    tokens = 5000
+    out = gae(
+        rewards=torch.tensor([1.0]),
+        values=torch.zeros(tokens),
+        mask=torch.ones(tokens, dtype=torch.bool),
+        cu_seqlens=torch.tensor([0, tokens]),
+        gae_lambda=0.999,
+    )
+    expected = 0.999 ** torch.arange(tokens - 1, -1, -1, dtype=torch.float64)
+    torch.testing.assert_close(out.advantages, expected.float())
+
+
+@many
+@given(seeds)
+def test_reinforce_pp_takes_the_kl_to_go_from_the_reward_and_whitens_over_tokens(seed: int) -> None:
+    batch, beta = ragged(seed), 0.3
+    recipe = get_recipe("reinforce_pp", kl_coef=beta)
+    raw = torch.zeros(len(batch.mask), dtype=torch.float64)
+    counted = torch.zeros(len(batch.mask), dtype=torch.bool)
+    for i, (begin, end) in enumerate(batch.spans):
+        reward = float(rewards_of(batch)[i])
+        active = [t for t in range(begin, end) if batch.mask[t] and not math.isnan(reward)]
+        for t in active:
+            k1 = [float(batch.old_logprobs[u]) - float(batch.ref_logprobs[u]) for u in active if u >= t]
+            raw[t], counted[t] = reward - beta * sum(k1), True
+    kept = raw[counted]
+    expected = torch.zeros_like(raw)
+    if len(kept) > 1:
+        expected[counted] = (kept - kept.mean()) / (kept.std(correction=0) + 1e-6)
+    actual = token_advantages(
+        recipe,
+        rewards=rewards_of(batch),
+        group_ids=batch.group_ids,
+        mask=batch.mask,
+        cu_seqlens=batch.cu_seqlens,
+        old_logprobs=batch.old_logprobs,
+        ref_logprobs=batch.ref_logprobs,
+    )
+    assert_close(actual.advantages, expected, to=1e-5)
+
+
+def test_a_group_advantage_takes_the_whole_kl_of_a_response_from_its_reward() -> None:
+    recipe = get_recipe("rloo", kl="k1", kl_coef=0.5)
+    out = token_advantages(
+        recipe,
+        rewards=torch.tensor([1.0, 1.0]),
+        group_ids=torch.tensor([0, 0]),
+        mask=torch.tensor([False, True, True, True]),
+        cu_seqlens=torch.tensor([0, 3, 4]),
+        old_logprobs=torch.tensor([math.nan, -1.0, -1.0, -1.0]),
+        ref_logprobs=torch.tensor([math.nan, -2.0, -3.0, -1.0]),
+    )
+    # rewards 1 - 0.5 * 3 = -0.5 and 1
+    torch.testing.assert_close(out.advantages, torch.tensor([0.0, -1.5, -1.5, 1.5]))
+
+
+def test_ppo_advantages_are_whitened_and_its_returns_are_not() -> None:
+    batch = ragged(8, responses=12)
+    out = token_advantages(
+        RECIPES["ppo"],
+        rewards=batch.advantages,
+        group_ids=batch.group_ids,
+        mask=batch.mask,
+        cu_seqlens=batch.cu_seqlens,
+        values=batch.entropy,
+    )
+    active = out.advantages[batch.mask].double()
+    assert float(active.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(active.std(correction=0)) == pytest.approx(1, abs=1e-4)
+    rewards = batch.advantages.repeat_interleave(batch.cu_seqlens.diff())
+    torch.testing.assert_close(out.returns, torch.where(batch.mask, rewards, 0.0))  # gamma = lambda = 1
+
+
+def test_what_a_recipe_needs_is_asked_for() -> None:
+    batch = ragged(1)
+    for name, needed in (("ppo", "values are needed"), ("reinforce_pp", "ref_logprobs are needed")):
+        with pytest.raises(ValueError, match=needed):
+            token_advantages(
+                RECIPES[name],
+                rewards=batch.advantages,
+                group_ids=batch.group_ids,
+                mask=batch.mask,
+                cu_seqlens=batch.cu_seqlens,
+            )
+
+
+@many
+@given(seeds, st.sampled_from([None, 0.2]))
+def test_value_loss_is_its_formula_and_ignores_masked_tokens(seed: int, clip: float | None) -> None:
+    batch = ragged(seed)
+    old, returns, weight = batch.entropy, batch.ref_logprobs, 0.05
+    leaf = batch.logprobs.double().requires_grad_()
+    expected = leaf.sum() * 0.0
+    for t in batch.mask.nonzero().squeeze(1).tolist():
+        target = float(returns[t])
+        error = (leaf[t] - target) ** 2
+        if clip is not None:
+            inside = abs(float(leaf.detach()[t] - old[t].double())) <= clip
+            bounded = leaf[t] if inside else old[t].double() + math.copysign(clip, leaf.detach()[t] - old[t])
+            error = max(error, (bounded - target) ** 2, key=lambda x: float(x.detach()))
+        expected = expected + 0.5 * weight * error
+    expected.backward()
+
+    values = torch.where(batch.mask, batch.logprobs, math.nan).requires_grad_()
+    output = value_loss(
+        values=values,
+        old_values=torch.where(batch.mask, old, math.inf),
+        returns=torch.where(batch.mask, returns, math.nan),
+        mask=batch.mask,
+        weights=torch.where(batch.mask, weight, math.nan),
+        value_clip=clip,
+    )
+    output.loss.backward()
+    assert float(output.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6, abs=1e-9)
+    assert_close(values.grad, leaf.grad)
+    assert all(math.isfinite(x) for x in finalize(output.metrics).values())

@@ -1,0 +1,118 @@
+"""A configuration is read as its user meant it, or refused in one sentence that helps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megarl.config.load import all_keys, describe_key, load_config, to_yaml
+from megarl.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTARTS = sorted((ROOT / "configs").glob("quickstart*.yaml"))
+BASE = """
+model: {make: {model_type: qwen3_moe}, tokenizer: tiny}
+data: {sources: [{kind: reasoning_gym, task: chain_sum}]}
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.yaml"
+    path.write_text(BASE)
+    return path
+
+
+def refusal(path: Path, *words: str) -> str:
+    with pytest.raises(UserError) as error:
+        load_config(path, words)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("path", QUICKSTARTS, ids=lambda p: p.stem)
+def test_a_shipped_configuration_reads_back_as_it_was_printed(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    assert load_config(tmp_path / "again.yaml") == config
+
+
+def test_words_are_laid_over_the_file_and_the_file_over_its_defaults(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "top.yaml").write_text("defaults: [base.yaml]\nrl: {steps: 7, group_size: 4}\n")
+    config = load_config(tmp_path / "top.yaml", ["rl.steps=9", "rl.optimizer.lr=1e-4"])
+    assert (config.rl.steps, config.rl.group_size, config.rl.optimizer.lr) == (9, 4, 1e-4)
+    assert config.data.sources[0].task == "chain_sum"
+
+
+@pytest.mark.parametrize("word", ["auto", "on", "off", "'on'"])
+def test_a_switch_is_read_as_it_is_written(word: str, base: Path, tmp_path: Path) -> None:
+    """YAML takes a bare `on` for a boolean."""
+    config = load_config(base, [f"checkpoint.asynchronous={word}"])
+    assert config.checkpoint.asynchronous == word.strip("'")
+    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    assert load_config(tmp_path / "again.yaml") == config
+
+
+def test_another_algorithm_or_engine_starts_anew(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "top.yaml").write_text(
+        "defaults: [base.yaml]\nalgorithm: {name: gspo, clip_low: 1e-4}\nengine: {kind: embedded, slots: 3}\n"
+    )
+    config = load_config(tmp_path / "top.yaml", ["algorithm=grpo", "engine.kind=sglang"])
+    assert config.algorithm == {"name": "grpo"}
+    assert config.engine.kind == "sglang"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("rl.stps=3", "unknown key 'rl.stps'. Did you mean 'steps'?"),
+        ("rl.steps=many", "rl.steps: input should be a valid integer"),
+        ("rl.steps=-1", "rl.steps: input should be greater than or equal to 0"),
+        ("engine.kind=vllm", "engine: "),
+        ("rl=3", "rl: input should be a valid dictionary"),
+        ("steps", "an override is written key.sub=value"),
+        ("model.path=/nowhere", "exactly one of model.path"),
+        ("data.sources.0.tsk=x", "unknown key 'data.sources.0.tsk'. Did you mean 'task'?"),
+        ("parallel.virtual_pipeline=2", "a virtual pipeline needs parallel.pipeline > 1"),
+    ],
+)
+def test_a_mistake_is_told_with_its_key_and_what_to_do(base: Path, word: str, told: str) -> None:
+    assert told in refusal(base, word)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: [1", "not valid YAML"),
+        ("- 1", "must hold keys and values"),
+        ("defaults: other.yaml", "`defaults` must be a list"),
+        ("defaults: [self.yaml]", "its defaults lead back to it"),
+        ("defaults: [nowhere.yaml]", "nowhere.yaml: no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "self.yaml"
+    path.write_text(text)
+    assert told in refusal(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert "nowhere.yaml: no such file" in refusal(tmp_path / "nowhere.yaml")
+
+
+def test_every_key_says_what_it_means() -> None:
+    for key in all_keys():
+        assert len(describe_key(key).split(": ", 1)[1]) > 10 or key.endswith(".kind"), key
+
+
+def test_the_keys_are_those_of_the_golden_listing() -> None:
+    """A new key is a decision: add it to tests/config/keys.txt."""
+    listed = (Path(__file__).parent / "keys.txt").read_text().split()
+    assert list(dict.fromkeys(all_keys())) == listed
+
+
+def test_reading_a_configuration_needs_no_torch() -> None:
+    code = "import sys, megarl.config.load; sys.exit('torch' in sys.modules or 'megatron' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

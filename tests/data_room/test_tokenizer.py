@@ -1,0 +1,204 @@
+"""The tokenizer: chat templates, what is learned of a conversation, and the tiny one that is built on the
+spot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from megarl.data.tiny_tokenizer import build_tokenizer
+from megarl.data.tokenizer import load_tokenizer
+from megarl.errors import UserError
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 1"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2 + 1"},
+    {"role": "assistant", "content": "3"},
+]
+
+
+def test_a_prompt_is_rendered_up_to_where_the_assistant_begins(tokenizer):
+    ids, text = tokenizer.encode_prompt("1 + 1")
+    assert text == "<|im_start|>user\n1 + 1<|im_end|>\n<|im_start|>assistant\n"
+    assert ids.dtype == np.int32
+    assert tokenizer.hf.decode(ids) == text
+    assert tokenizer.encode_prompt([{"role": "user", "content": "1 + 1"}])[1] == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_any_text_survives_the_byte_level_tokenizer(tokenizer, text):
+    if not any(mark in text for mark in tokenizer.hf.all_special_tokens):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.integers(0, 10**30))
+def test_every_digit_is_a_token_of_its_own(tokenizer, number):
+    assert len(tokenizer.encode(str(number))) == len(str(number))
+
+
+def test_all_256_bytes_have_a_token(tokenizer):
+    entries = json.loads((tokenizer.folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len([entry for entry in entries if len(entry) == 1]) == 256
+    assert tokenizer.vocab_size <= 384
+
+
+def test_auto_tokenizer_loads_what_was_built(tokenizer):
+    hf = AutoTokenizer.from_pretrained(tokenizer.folder)
+    assert (hf.pad_token_id, hf.eos_token, hf.eos_token_id, len(hf)) == (
+        0,
+        "<|im_end|>",
+        2,
+        tokenizer.vocab_size,
+    )
+    text = hf.apply_chat_template(CHAT[:2], tokenize=False, add_generation_prompt=True)
+    assert text == tokenizer.render_prompt(CHAT[:2])
+
+
+BUILD = """
+import sys
+from megarl.data.tiny_tokenizer import build_tokenizer
+words = ("ab", "ba", "cd")
+build_tokenizer(sys.argv[1], [f"What is {i} times {i + 1}, or {word}?" for i in range(500) for word in words])
+"""
+
+
+def test_each_build_gives_the_same_bytes_in_any_process(tmp_path):
+    env = {"PATH": "", "RAYON_NUM_THREADS": "4", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+    elsewhere, here = tmp_path / "else where", tmp_path / "here"
+    subprocess.run([sys.executable, "-c", BUILD, elsewhere], check=True, env=env, capture_output=True)
+    exec(BUILD.replace("sys.argv[1]", repr(str(here))), {})
+    names = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(f.name for f in elsewhere.iterdir()) == names
+    assert [(elsewhere / n).read_bytes() for n in names] == [(here / n).read_bytes() for n in names]
+
+
+def test_a_vocabulary_without_room_for_all_bytes_is_refused(tmp_path):
+    with pytest.raises(UserError, match="at least 259"):
+        build_tokenizer(tmp_path, ["a"], vocab_size=258)
+
+
+def test_the_assistants_turns_are_learned_and_nothing_else(tokenizer):
+    sequence = tokenizer.encode_chat(CHAT)
+    learned = tokenizer.hf.decode(sequence.token_ids[sequence.loss_mask])
+    assert learned == "2<|im_end|>3<|im_end|>"
+    assert tokenizer.hf.decode(sequence.token_ids) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1 + 1<|im_end|>\n<|im_start|>assistant\n"
+        "2<|im_end|>\n<|im_start|>user\n2 + 1<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
+    )
+
+
+def test_a_demonstration_begins_where_the_engine_would_begin_to_sample(tokenizer):
+    prompt_ids, _ = tokenizer.encode_prompt("1 + 1")
+    sequence = tokenizer.encode_demonstration("1 + 1", "2")
+    assert sequence.token_ids[: len(prompt_ids)].tolist() == prompt_ids.tolist()
+    assert sequence.token_ids[len(prompt_ids) :].tolist() == [*tokenizer.encode("2"), tokenizer.eos_token_id]
+    assert sequence.loss_mask.tolist() == [False] * len(prompt_ids) + [True, True]
+    chat = tokenizer.encode_chat(
+        [{"role": "user", "content": "1 + 1"}, {"role": "assistant", "content": "2"}]
+    )
+    assert chat.token_ids.tolist() == sequence.token_ids.tolist()
+    assert chat.loss_mask.tolist() == sequence.loss_mask.tolist()
+
+
+def test_a_turn_that_the_template_leaves_open_still_learns_to_stop(tokenizer, tmp_path):
+    template = tmp_path / "open.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    opened = load_tokenizer(tokenizer.folder, template)
+    sequence = opened.encode_chat(CHAT[1:3])
+    assert int(sequence.token_ids[-1]) == opened.eos_token_id
+    assert sequence.loss_mask[-1]
+
+
+STRIPS_EARLIER_THINKING = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{% if loop.last %}{% if '</think>' not in m.content %}<think></think>{% endif %}
+{{- m.content }}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}
+{%- else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture
+def strips_thinking(tokenizer, tmp_path):
+    """A template of Qwen3's kind: earlier turns lose their thinking, the last one always has a thinking
+    block."""
+    template = tmp_path / "strips.jinja"
+    template.write_text(STRIPS_EARLIER_THINKING)
+    return load_tokenizer(tokenizer.folder, template)
+
+
+def test_earlier_turns_are_learned_as_the_model_will_meet_them(strips_thinking):
+    sequence = strips_thinking.encode_chat(CHAT)
+    learned = strips_thinking.hf.decode(sequence.token_ids[sequence.loss_mask])
+    assert learned == "2<|im_end|><think></think>3<|im_end|>"
+
+
+def test_a_turn_that_the_template_cuts_is_refused_and_named(strips_thinking):
+    thought = [*CHAT[:2], {"role": "assistant", "content": "<think>easy</think>2"}, *CHAT[3:]]
+    with pytest.raises(UserError, match="rewrites message 3"):
+        strips_thinking.encode_chat(thought)
+    assert strips_thinking.encode_chat(thought[:3]).loss_mask.any()
+
+
+def test_template_options_reach_the_template(tokenizer, tmp_path):
+    template = tmp_path / "options.jinja"
+    template.write_text(
+        "{{ messages[0].content }}{% if thinking is defined and not thinking %} (be quick){% endif %}"
+    )
+    assert load_tokenizer(tokenizer.folder, template).render_prompt("hi") == "hi"
+    quick = load_tokenizer(tokenizer.folder, template, {"thinking": False})
+    assert quick.render_prompt("hi") == "hi (be quick)"
+
+
+def test_a_conversation_without_an_answer_is_refused(tokenizer):
+    with pytest.raises(UserError, match="at least one assistant message"):
+        tokenizer.encode_chat(CHAT[:2])
+
+
+def test_messages_that_the_template_refuses_are_the_users_mistake(tokenizer, tmp_path):
+    template = tmp_path / "strict.jinja"
+    template.write_text("{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(UserError, match="roles must alternate"):
+        load_tokenizer(tokenizer.folder, template).encode_prompt("hi")
+
+
+def test_a_missing_or_empty_folder_is_named(tokenizer, tmp_path):
+    with pytest.raises(UserError, match=r"nowhere: no such folder"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="no tokenizer could be loaded"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(UserError, match=r"gone\.jinja: the chat template can't be read"):
+        load_tokenizer(tokenizer.folder, tmp_path / "gone.jinja")
+
+
+def test_a_folder_without_a_chat_template_says_what_to_do(tokenizer, tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tokenizer.folder / name).read_bytes())
+    with pytest.raises(UserError, match="no chat template"):
+        load_tokenizer(tmp_path).encode_prompt("hi")
+
+
+def test_all_stop_tokens_of_the_generation_config_end_a_response(tokenizer, tmp_path):
+    for file in Path(tokenizer.folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    assert load_tokenizer(tmp_path).stop_token_ids == (2, 1)
+    assert tokenizer.stop_token_ids == (2,)
+
+
+def test_an_embedding_smaller_than_the_tokenizer_is_refused(tokenizer):
+    tokenizer.check_embedding(tokenizer.vocab_size)
+    with pytest.raises(UserError, match=f"set the model's vocab_size to {tokenizer.vocab_size}"):
+        tokenizer.check_embedding(tokenizer.vocab_size - 1)

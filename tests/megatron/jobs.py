@@ -1,0 +1,416 @@
+"""Jobs that the Megatron tests run on several ranks."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.router import TopKRouter
+
+from megarl.algorithms import Sources, get_recipe
+from megarl.data.packing import make_micro_batches
+from megarl.data.placement import place
+from megarl.megatron.critic import Critic
+from megarl.megatron.groups import Groups, initialize
+from megarl.megatron.layout import Layout
+from megarl.megatron.model import ModelSettings
+from megarl.megatron.platform import Platform
+from megarl.megatron.reference import Reference
+from megarl.megatron.trainer import OptimizerSettings, Trainer
+from megarl.records import Group, MicroBatch, Prompt, Sample, WeightSpan
+from megarl.routing.agreement import flip_share
+from megarl.routing.replay import Routes
+from megarl.routing.store import RouteStore
+from megarl.routing.trace import RoutingError
+from megarl.training.update import Updater, UpdateSettings, split
+from megarl.weights.checkpoint_files import CheckpointReader, read_config
+from megarl.weights.exchange import load, stream
+from megarl.weights.families import family_of
+from megarl.weights.mapping import NameMap
+
+
+def join(layout: dict[str, Any]) -> Groups:
+    """Enter the world in this layout; once a job."""
+    return initialize(Layout(**layout), Platform.detect("cpu"), seed=1)
+
+
+def build(
+    checkpoint: Path,
+    layout: dict[str, Any],
+    groups: Groups | None = None,
+    *,
+    distributed_optimizer: bool = True,
+    **options: Any,
+) -> tuple[Trainer, NameMap]:
+    """A trainer with the checkpoint's weights on this rank. options: of ModelSettings."""
+    groups = groups or join(layout)
+    config = read_config(checkpoint)
+    trainer = Trainer(
+        family_of(config).architecture(config),
+        Layout(**layout),
+        Platform.detect("cpu"),
+        groups,
+        ModelSettings(torch.float32, **options),
+        distributed_optimizer=distributed_optimizer,
+    )
+    name_map = NameMap(config, trainer)
+    load(name_map, CheckpointReader(checkpoint))
+    return trainer, name_map
+
+
+def make_samples(count: int, vocabulary: int, seed: int = 0) -> list[Sample]:
+    """Ragged random responses, odd lengths, three to a prompt; the first is long, the last is fully masked."""
+    rng = np.random.default_rng(seed)
+    samples: list[Sample] = []
+    for n in range(count):
+        if n % 3 == 0:
+            prompt = Prompt(f"p/{n // 3}", rng.integers(0, vocabulary, rng.integers(1, 20)), "", "exact", {})
+        length = int(rng.integers(1, 40)) if n else 61
+        mask = rng.random(length) < 0.9 if n < count - 1 else np.zeros(length, bool)
+        samples.append(
+            Sample(
+                prompt,
+                f"{prompt.prompt_id}#{n}",
+                rng.integers(0, vocabulary, length),
+                -rng.random(length),
+                mask,
+                "stop",
+                (WeightSpan(0, 0, length),),
+                reward=float(rng.random()),
+            )
+        )
+    return samples
+
+
+BUDGET = 100  # tokens of a micro-batch
+
+
+def layout_job(
+    checkpoint: Path, layout: dict[str, Any], engine: dict[str, np.ndarray] | None = None, **options: Any
+) -> dict[str, Any]:
+    """A fixed global batch, spread over the replicas: log-probabilities, entropies and expert choices, then the
+    gradient of a GRPO step, then metrics and weights after a GRPO and a GSPO step.
+
+    engine: the samples' log-probabilities; without them, only the first part is computed.
+    """
+    ranks = join(layout)
+    trainer, name_map = build(checkpoint, layout, ranks, distributed_optimizer=False, **options)
+    samples = make_samples(9, trainer.architecture.vocab_size)
+    groups = [Group(s.prompt, tuple(samples[n : n + 3])) for n, s in enumerate(samples) if n % 3 == 0]
+    mine = groups[ranks.replica_index :: ranks.replica_count]
+    flat = [s for g in mine for s in g.samples]
+    count = max(1, ranks.max_over_replicas(len(make_micro_batches(flat, BUDGET)) if flat else 0))
+    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    micro_batches = make_micro_batches(flat, BUDGET, count)
+    with watched_routers(trainer) as calls:
+        passes = trainer.logprobs(micro_batches, temperature=0.8)
+    result: dict[str, Any] = {"samples": {}, "experts": experts_of(trainer, micro_batches, flat, calls)}
+    for micro_batch, (logprobs, entropies) in zip(micro_batches, passes, strict=True):
+        bounds = micro_batch.cu_seqlens.tolist()
+        for n, row in enumerate(micro_batch.rows.tolist()):
+            part = slice(bounds[n], bounds[n + 1])
+            result["samples"][flat[row].sample_id] = (logprobs[part], entropies[part])
+    if engine is None:
+        return result
+
+    mine = [Group(g.prompt, tuple(replace(s, logprobs=engine[s.sample_id]) for s in g.samples)) for g in mine]
+
+    def update(trainer: Trainer, algorithm: str) -> dict[str, float]:
+        recipe = get_recipe(algorithm, clip_low=0.05, clip_high=0.05, kl="none")
+        settings = UpdateSettings(recipe, Sources("engine", "off"), 1, 0.8, 64, BUDGET)
+        batches = split(mine, settings, trainer, seed=0, step=0)
+        return Updater(trainer, settings).update(batches)
+
+    trainer.set_optimizer(OptimizerSettings(lr=1e-3, clip_grad=0.0))
+    update(trainer, "grpo")
+    result["gradients"] = dict(stream(name_map, lambda parameter: parameter.main_grad))
+    trainer, name_map = build(checkpoint, layout, ranks, **options)
+    trainer.set_optimizer(OptimizerSettings(lr=1e-5))
+    metrics = {f"{name}/{k}": v for name in ("grpo", "gspo") for k, v in update(trainer, name).items()}
+    result["metrics"] = {k: v for k, v in metrics.items() if not k.endswith("/micro_batches")}
+    result["weights"] = dict(stream(name_map))
+    return result
+
+
+@contextmanager
+def watched_routers(trainer: Trainer) -> Iterator[dict[int, list[torch.Tensor]]]:
+    """By global layer number, the routing map of every router call, [this rank's tokens, experts]."""
+    calls: dict[int, list[torch.Tensor]] = defaultdict(list)
+    hooks = [
+        router.register_forward_hook(
+            lambda module, _, output: calls[module.layer_number - 1].append(output[1].clone())
+        )
+        for chunk in trainer.chunks
+        for router in chunk.modules()
+        if isinstance(router, TopKRouter)
+    ]
+    yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+def experts_of(
+    trainer: Trainer,
+    micro_batches: Sequence[MicroBatch],
+    samples: Sequence[Sample],
+    calls: dict[int, list[torch.Tensor]],
+) -> dict[tuple[str, int, int], tuple[int, ...]]:
+    """(sample, layer, input position) -> experts, of the tokens that this rank routed."""
+    found = {}
+    for layer, maps in calls.items():
+        for micro_batch, routed in zip(micro_batches, maps, strict=True):
+            placement = place(
+                micro_batch.cu_seqlens,
+                context=trainer.layout.context,
+                tensor=trainer.layout.tensor,
+                at_least=len(routed) * trainer.layout.tensor * trainer.layout.context,
+            )
+            here = placement.shard(
+                parallel_state.get_context_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
+            )
+            bounds = micro_batch.cu_seqlens.tolist()
+            for position, row in zip(placement.source[here].tolist(), routed, strict=True):
+                sequence = bisect.bisect_right(bounds, position) - 1
+                if position >= 0 and sequence < len(micro_batch.rows):
+                    sample = samples[int(micro_batch.rows[sequence])]
+                    place_in_it = position - bounds[sequence]
+                    found[sample.sample_id, layer, place_in_it] = tuple(row.nonzero().squeeze(1).tolist())
+    return found
+
+
+def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase: str) -> dict[str, Any]:
+    """`straight`: four steps. `save`: two steps, then save. `load`: load, then two more steps."""
+    from megarl.megatron.checkpoint import load_checkpoint, save_checkpoint
+
+    trainer, name_map = build(checkpoint, layout)
+    groups = trainer.groups
+    samples = make_samples(6, trainer.architecture.vocab_size)
+    mine = samples[groups.replica_index :: groups.replica_count]
+    count = groups.max_over_replicas(len(make_micro_batches(mine, 100)))
+    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    micro_batches = make_micro_batches(mine, 100, count)
+    trainer.set_optimizer(OptimizerSettings(lr=1e-3, warmup_steps=2, schedule="cosine", decay_steps=10))
+    rates, seconds = [], 0.0
+    if phase == "load":
+        load_checkpoint(folder, trainer)
+    for _ in range(4 if phase == "straight" else 2):
+        result = trainer.step(micro_batches, lambda n, logprobs, entropies: (-logprobs.sum() / 100, None))
+        rates.append(result.lr)
+    if phase == "save":
+        if groups.is_main:
+            folder.mkdir()
+        groups.barrier()
+        start = time.perf_counter()
+        save_checkpoint(folder, trainer)
+        seconds = time.perf_counter() - start
+    return {"weights": dict(stream(name_map)), "rates": rates, "seconds": seconds}
+
+
+def toy_batch(trainer: Trainer, seed: int) -> list[MicroBatch]:
+    """Prompts of three tokens, four response tokens, all random, all trained on."""
+    rng = np.random.default_rng(seed)
+    samples = [
+        Sample(
+            Prompt(f"p/{n}", rng.integers(0, 60, 3), "", "exact", {}),
+            f"p/{n}#0",
+            rng.integers(0, 60, 4),
+            np.zeros(4),
+            np.ones(4, bool),
+            "stop",
+            (WeightSpan(0, 0, 4),),
+        )
+        for n in range(32)
+    ]
+    mine = samples[trainer.groups.replica_index :: trainer.groups.replica_count]
+    return list(make_micro_batches(mine, 112, 32 // trainer.groups.replica_count * 7 // 112 or 1))
+
+
+def true_returns(micro_batch: MicroBatch) -> torch.Tensor:
+    """The toy problem: whether the sequence's first token is under 30; known from the prompt on."""
+    lengths = micro_batch.cu_seqlens.diff()
+    firsts = micro_batch.token_ids[micro_batch.cu_seqlens[:-1].long()]
+    return (firsts < 30).float().repeat_interleave(lengths.long())
+
+
+def critic_job(checkpoint: Path, layout: dict[str, Any], steps: int) -> dict[str, float]:
+    """Errors of the values before and after learning, on data that was not learned from."""
+    policy, _ = build(checkpoint, layout)
+    policy.set_optimizer(OptimizerSettings(lr=1e-3))
+    before = {name: p.clone() for chunk in policy.chunks for name, p in chunk.named_parameters()}
+    critic = Critic(policy)
+    critic.set_optimizer(OptimizerSettings(lr=2e-3))
+
+    def error() -> float:
+        batch = toy_batch(critic, seed=10_000)
+        squares = [
+            (values - true_returns(m))[m.mask].square()
+            for m, values in zip(batch, critic.values(batch), strict=True)
+        ]
+        total = critic.groups.sum_over_replicas(torch.tensor([torch.cat(squares).sum(), 0.0]))
+        return float(total[0]) / 128
+
+    first = error()
+    norms = []
+    for step in range(steps):
+        batch = toy_batch(critic, seed=step)
+
+        def loss(n: int, values: torch.Tensor, batch: list[MicroBatch] = batch) -> tuple[torch.Tensor, Any]:
+            off = (values - true_returns(batch[n]))[batch[n].mask]
+            return off.square().sum() / 128, None
+
+        norms.append(critic.step(batch, loss).grad_norm)
+    after = {name: p for chunk in policy.chunks for name, p in chunk.named_parameters()}
+    assert all(torch.equal(after[name], p) for name, p in before.items()), "the policy moved"
+    return {"before": first, "after": error(), "first_norm": norms[0], "second_norm": norms[1]}
+
+
+def reference_job(checkpoint: Path, layout: dict[str, Any]) -> None:
+    """The reference scores as the policy did when it was made, before and after the policy has moved."""
+    trainer, name_map = build(checkpoint, layout)
+    trainer.set_optimizer(OptimizerSettings(lr=1e-2))
+    batch = toy_batch(trainer, seed=0)
+
+    def scores() -> torch.Tensor:
+        return torch.cat([logprobs for logprobs, _ in trainer.logprobs(batch)])
+
+    first = scores()
+    reference = Reference(trainer)
+    trainer.step(batch, lambda n, logprobs, entropies: (logprobs.sum() / 100, None))
+    moved, weights = scores(), {name: t.clone() for name, t in stream(name_map)}
+    assert (moved - first).abs().max() > 1e-2
+    with reference.in_place():
+        assert torch.equal(scores(), first)
+    assert torch.equal(scores(), moved)
+    assert all(torch.equal(t, weights[name]) for name, t in stream(name_map))
+    with contextlib.suppress(ZeroDivisionError), reference.in_place():
+        raise ZeroDivisionError
+    assert torch.equal(scores(), moved)  # whatever happens inside
+    reference.replace()
+    with reference.in_place():
+        assert torch.equal(scores(), moved)
+
+
+def replay_job(
+    checkpoint: Path, layout: dict[str, Any], given: dict[str, np.ndarray], **options: Any
+) -> dict[str, Any]:
+    """Recorded routes replayed give the same bits; given ones are followed in forward and backward; nothing stays.
+
+    given: by sample, uint8 [tokens - 1, MoE layers, top_k].
+    """
+    ranks = join(layout)
+    trainer, name_map = build(checkpoint, layout, ranks, distributed_optimizer=False, **options)
+    replay = trainer.replay
+    assert replay is not None
+    samples = make_samples(9, trainer.architecture.vocab_size)
+    mine = samples[ranks.replica_index :: ranks.replica_count]
+    count = ranks.max_over_replicas(len(make_micro_batches(mine, BUDGET)))
+    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    micro_batches = make_micro_batches(mine, BUDGET, count)
+
+    def scores(routes: Routes | None = None) -> list[torch.Tensor]:
+        pairs = trainer.logprobs(micro_batches, routes=routes, count_routes=routes is not None)
+        return [x for pair in pairs for x in pair]
+
+    def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+    live = scores()
+    with replay.recording() as recorded:
+        assert same(scores(), live)
+    assert len(recorded) == count
+    assert same(scores(recorded.__getitem__), live)
+    counts = trainer.routing_counts()
+    assert not counts.changed.any()
+    assert (counts.routes == counts.routes[0]).all()
+    assert counts.routes[0] > 0
+
+    columns = [trainer.architecture.moe_layers.index(n) for chunk in replay.layers for n in chunk]
+    store = RouteStore()
+    for sample in mine:
+        experts = given[sample.sample_id][:, columns]
+        store.add(sample.sample_id, experts, np.zeros(len(experts), bool))
+    shape = (len(columns), trainer.architecture.top_k)
+    routes = trainer.local_routes(micro_batches, lambda n: store.packed(micro_batches[n], mine, shape))
+    forced = scores(routes)
+    counts = trainer.routing_counts()
+    trainer.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
+    seen: dict[int, torch.Tensor] = {}
+
+    def loss(n: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return logprobs.sum() / 100, logprobs.detach()
+
+    result = trainer.step(micro_batches, loss, routes=routes)
+    for n, logprobs in enumerate(ranks.share_from_last_stage(result.collected)):
+        seen[n] = logprobs
+    gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
+    assert same([seen[n] for n in range(count)], forced[::2]) or "recompute" in options
+    trainer.step(
+        micro_batches, loss, routes=routes, force_routes=False, count_routes=True
+    )  # compared, not followed
+    assert same(scores(), live), "something of the replay stayed"
+
+    with contextlib.suppress(RoutingError):
+        with replay.following(routes, count + 1, force=True, backward=False):
+            trainer.evaluate(micro_batches)
+        raise AssertionError("an unused route was not noticed")
+    assert same(scores(), live)
+    by_sample = {}
+    for n, micro_batch in enumerate(micro_batches):
+        bounds = micro_batch.cu_seqlens.tolist()
+        for k, row in enumerate(micro_batch.rows.tolist()):
+            by_sample[mine[row].sample_id] = forced[2 * n][bounds[k] : bounds[k + 1]]
+    return {
+        "logprobs": by_sample,
+        "gradients": gradients,
+        "flips": flip_share(counts),
+        "tokens": (counts.known_tokens, counts.changed_tokens),
+        "load": counts.load,
+    }
+
+
+def balance_job(checkpoint: Path, layout: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The gradient of the load-balancing loss alone, on one micro-batch."""
+    trainer, name_map = build(checkpoint, layout, distributed_optimizer=False, **options)
+    trainer.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
+    sequences = [s for s in make_samples(9, trainer.architecture.vocab_size) if s.tokens % 4 == 0]
+    micro_batches = make_micro_batches(sequences, 10_000)
+    trainer.step(micro_batches, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
+    gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
+    return {name: gradient for name, gradient in gradients.items() if "mlp.gate." in name}
+
+
+def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """The routers' biases before and after two steps of their update, after a checkpoint, and as they are streamed."""
+    from megarl.megatron.checkpoint import load_checkpoint, save_checkpoint
+
+    ranks = join({"expert": 2})
+    options: dict[str, Any] = {"load_balancing": "bias", "load_balancing_rate": 0.01}
+
+    def biases(name_map: NameMap) -> dict[str, torch.Tensor]:
+        return {n: t.clone() for n, t in stream(name_map) if n.endswith("e_score_correction_bias")}
+
+    trainer, name_map = build(checkpoint, {"expert": 2}, ranks, **options)
+    trainer.set_optimizer(OptimizerSettings(lr=0.0))
+    before = biases(name_map)
+    batch = make_micro_batches(make_samples(9, trainer.architecture.vocab_size), 10_000)
+    for _ in range(2):
+        trainer.step(batch, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
+    after = biases(name_map)
+    if ranks.is_main:
+        folder.mkdir()
+    ranks.barrier()
+    save_checkpoint(folder, trainer)
+    again, other_map = build(checkpoint, {"expert": 2}, ranks, **options)
+    again.set_optimizer(OptimizerSettings(lr=0.0))
+    load_checkpoint(folder, again)
+    return {"before": before, "after": after, "loaded": biases(other_map)}

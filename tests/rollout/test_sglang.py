@@ -1,0 +1,246 @@
+"""Real SGLang servers beyond the contract: their death, their log, given URLs, other layouts, the second
+transport.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from megarl.errors import UserError
+from megarl.rollout.engine import Engine, EngineError
+from megarl.rollout.sglang import SGLangEngine, SGLangSettings
+from megarl.rollout.sglang.process import ServerDied
+from tests.models import tiny_qwen3, tiny_qwen3_moe
+from tests.rollout.conftest import prepared
+from tests.rollout.engines import find_sglang, make_sglang
+from tests.rollout.reference import Reference, checkpoint_weights
+from tests.rollout.test_engine_contract import CLOSE, generate, iterate, make_request, updating
+from tests.rollout.test_sglang_parts import alive
+
+pytestmark = pytest.mark.sglang
+
+LAYERS, EXPERTS = range(3), 8
+
+
+@pytest.fixture
+def engine(engine_of: Callable[[str], Engine], policy: Path) -> Iterator[SGLangEngine]:
+    """The session's managed server, shared with the contract suite."""
+    engine = engine_of("sglang")
+    assert isinstance(engine, SGLangEngine)
+    yield from prepared(engine, policy)  # type: ignore[misc]
+
+
+def process_group(engine: SGLangEngine) -> list[int]:
+    """Process ids of the first server: the supervisor, SGLang and its children."""
+    leader = engine.processes()[0]
+    return [leader, *(child.pid for child in psutil.Process(leader).children(recursive=True))]
+
+
+def attached(engine: SGLangEngine, model: Path, **settings: Any) -> SGLangEngine:
+    """An engine that is given the running server's URL."""
+    return SGLangEngine(
+        SGLangSettings(model_path=model, urls=tuple(engine.urls()), **settings),
+        moe_layers=LAYERS,
+        experts=EXPERTS,
+    )
+
+
+def test_a_killed_server_is_started_again_with_the_last_weights_and_its_requests_are_retried(
+    engine: SGLangEngine, newer_policy: Path, newer_reference: Reference
+) -> None:
+    version = engine.weight_version + 1
+    with updating(engine):
+        intended = engine.update_weights(checkpoint_weights(newer_policy).items(), version)
+    first = process_group(engine)
+    requests = [make_request(f"r{n}", 5 + n, max_new_tokens=150, routes=True) for n in range(3)]
+    results = {}
+    for result in iterate(engine.generate([*requests, make_request("signal", 4, max_new_tokens=3)])):
+        results[result.request_id] = result
+        if result.request_id == "signal":
+            os.killpg(first[0], signal.SIGKILL)
+            health = engine.health() or ""
+            assert "killed by signal 9" in health or "does not answer" in health  # yet, the new one
+    assert not alive(first)
+    assert engine.health() is None
+    assert engine.weight_version == version
+    assert engine.fingerprint() == intended
+    for request in requests:
+        result = results[request.request_id]
+        assert len(result.response_ids) == 150
+        assert [span.version for span in result.spans] == [version]
+        np.testing.assert_allclose(result.logprobs, newer_reference.logprobs(request, result), atol=CLOSE)
+
+
+def test_weights_reach_a_given_server_by_broadcast_too(
+    engine: SGLangEngine, newer_policy: Path, newer_reference: Reference
+) -> None:
+    given = attached(engine, newer_policy, transport="broadcast", bucket_bytes=100_000)
+    given.start()
+    for version in (1, 2):
+        with updating(given):
+            intended = given.update_weights(checkpoint_weights(newer_policy).items(), version)
+        assert given.fingerprint() == intended
+    request = make_request("r", 20)
+    result = generate(given, request)["r"]
+    np.testing.assert_allclose(result.logprobs, newer_reference.logprobs(request, result), atol=CLOSE)
+    given.close()
+    # A given server is not ours to stop.
+    assert engine.health() is None
+    engine.update_weights(checkpoint_weights(newer_policy).items(), engine.weight_version + 1)
+
+
+def test_a_stream_of_unknown_names_is_noticed_though_sglang_swallows_it(
+    engine: SGLangEngine, policy: Path
+) -> None:
+    weights = checkpoint_weights(policy)
+    wrong = {name.replace("self_attn", "attention"): tensor + 1 for name, tensor in weights.items()}
+    with updating(engine):
+        assert engine.update_weights(wrong.items(), engine.weight_version + 1) != engine.fingerprint()
+
+
+def test_an_update_whose_stream_breaks_off_leaves_the_engine_able_to_take_the_next(
+    engine: SGLangEngine, policy: Path
+) -> None:
+    weights = checkpoint_weights(policy)
+
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from list(weights.items())[:5]
+        raise RuntimeError("a rank died")
+
+    version = engine.weight_version
+    with updating(engine):
+        with pytest.raises(RuntimeError, match="a rank died"):
+            engine.update_weights(broken(), version + 1)
+        assert engine.weight_version == version
+        with pytest.raises(EngineError, match="broke off"):  # nothing is sampled by half-loaded weights
+            generate(engine, make_request("r", 4))
+        intended = engine.update_weights(weights.items(), version + 1)
+    assert engine.fingerprint() == intended
+
+
+def test_a_checkpoint_that_sglang_would_fill_with_random_values_is_refused(
+    engine: SGLangEngine, tmp_path: Path
+) -> None:
+    dense_layer = attached(engine, tiny_qwen3_moe(tmp_path, mlp_only_layers=[1]))
+    with pytest.raises(
+        UserError, match=r"random values for .*layers\.1\.mlp\.experts.* without .*gate_up_proj"
+    ):
+        dense_layer.start()
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"dtype": "bfloat16"}, "dtype=float32, expected bfloat16"),
+        ({"tp_size": 2, "device": "cuda"}, "tp_size=1, expected 2"),
+        ({"pause_mode": "in_place"}, "disable_radix_cache"),
+        ({"context_length": 100_000}, "context of 100000"),
+    ],
+)
+def test_a_given_server_with_other_settings_is_refused(
+    engine: SGLangEngine, policy: Path, settings: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(UserError, match=complaint):
+        attached(engine, policy, **settings).start()
+
+
+def test_a_server_that_dies_at_start_shows_its_last_log_lines(policy: Path, tmp_path: Path) -> None:
+    engine = make_sglang(policy, tmp_path, extra_args=("--no-such-option",))
+    with pytest.raises(ServerDied, match=r"(?s)sglang\.log.*unrecognized arguments: --no-such-option"):
+        engine.start()
+    assert engine.health() == "the sglang engine is not started"
+    engine.close()
+
+
+def test_an_engine_that_is_not_started_says_so(policy: Path, tmp_path: Path) -> None:
+    engine = make_sglang(policy, tmp_path)
+    with pytest.raises(EngineError, match="not started"):
+        engine.pause()
+    engine.close()
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from megarl.rollout.sglang import SGLangEngine, SGLangSettings
+model, python, log = map(Path, sys.argv[1:])
+SGLangEngine(SGLangSettings(model_path=model, python=python, log_file=log)).start()
+"""
+
+
+def test_killing_megarl_while_a_server_starts_leaves_no_orphan(policy: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(policy), str(find_sglang()), str(tmp_path / "sglang.log")]
+    parent = psutil.Process(subprocess.Popen(command).pid)
+    family: list[int] = []
+    deadline = time.monotonic() + 300
+    while len(family) < 2 and time.monotonic() < deadline:  # the supervisor and SGLang
+        time.sleep(0.2)
+        family = [child.pid for child in parent.children(recursive=True)]
+    assert len(family) >= 2
+    time.sleep(3)
+    family = [child.pid for child in parent.children(recursive=True)]
+    parent.kill()
+    deadline = time.monotonic() + 30
+    while alive(family) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(family)
+    os.waitpid(parent.pid, 0)
+
+
+def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved_and_pauses_in_place(tmp_path: Path) -> None:
+    model = tiny_qwen3(tmp_path / "old", tie_word_embeddings=True)
+    newer = tiny_qwen3(tmp_path / "new", tie_word_embeddings=True, seed=1)
+    settings = SGLangSettings(
+        model_path=model,
+        python=find_sglang(),
+        log_file=tmp_path / "sglang.log",
+        dtype="bfloat16",
+        pause_mode="in_place",
+        max_running_requests=2,
+    )
+    engine = SGLangEngine(settings)
+    try:
+        engine.start()
+        assert engine.update_weights(checkpoint_weights(model).items(), 1) == engine.fingerprint()
+        request = make_request("long", 9, max_new_tokens=150)
+        results = {}
+        for result in iterate(engine.generate([request, make_request("signal", 5, max_new_tokens=10)])):
+            results[result.request_id] = result
+            if result.request_id == "signal":
+                with updating(engine):
+                    engine.flush()
+                    intended = engine.update_weights(checkpoint_weights(newer).items(), 2)
+                    assert engine.fingerprint() == intended
+        long = results["long"]
+        assert [span.version for span in long.spans] == [1, 2]
+        # bfloat16 against float32: close, as far as the old weights made it.
+        change = long.spans[0].end
+        assert np.abs(long.logprobs - Reference(model).logprobs(request, long))[:change].mean() < 0.2
+    finally:
+        engine.close()
+
+
+@pytest.mark.slow
+def test_each_rank_of_a_tensor_parallel_server_is_proved(tmp_path: Path) -> None:
+    model = tiny_qwen3_moe(tmp_path / "model", moe_intermediate_size=64)
+    engine = make_sglang(model, tmp_path, tp_size=2)
+    try:
+        engine.start()
+        weights = checkpoint_weights(tiny_qwen3_moe(tmp_path / "new", moe_intermediate_size=64, seed=1))
+        intended = engine.update_weights(weights.items(), 1)
+        assert {name.partition("@")[2] for name in intended} == {"tp0", "tp1"}
+        assert engine.fingerprint() == intended
+    finally:
+        engine.close()

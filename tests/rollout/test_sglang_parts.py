@@ -1,0 +1,404 @@
+"""The sglang engine's parts that need no SGLang: answers decoded, layouts hashed, processes that cannot
+outlive us.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from megarl.errors import UserError
+from megarl.records import WeightSpan
+from megarl.rollout.engine import EngineError, GenerateRequest, SamplingParams
+from megarl.rollout.sglang import SGLangEngine, SGLangSettings
+from megarl.rollout.sglang import layout as layouts
+from megarl.rollout.sglang.layout import FusedDigests, FusedLayout, gpu_hash, sha256_hash
+from megarl.rollout.sglang.process import ServerDied, ServerProcess, free_port
+from megarl.rollout.sglang.transports import make_buckets
+from megarl.rollout.sglang.wire import RouteFormat, decode_result, encode_request
+from tests.models import tiny_qwen3_moe
+from tests.rollout.reference import checkpoint_weights
+
+# --- the wire ---
+
+ROUTES = RouteFormat(layers=4, moe_layers=(1, 3), experts=300, top_k=2)
+REQUEST = GenerateRequest("sample/7", np.array([5, 6, 7], dtype=np.int32), SamplingParams(8), True)
+
+
+def answer(experts: np.ndarray | None = None, **meta: Any) -> dict[str, Any]:
+    """What SGLang answers to REQUEST: two tokens, [4 tokens, 4 layers, top-2] routes."""
+    if experts is None:
+        experts = np.arange(4 * 4 * 2).reshape(4, 4, 2) + 250
+    return {
+        "output_ids": [11, 12],
+        "meta_info": {
+            "finish_reason": {"type": "stop", "matched": 12},
+            "output_token_logprobs": [[-0.5, 11, None], [-0.25, 12, None]],
+            "weight_version": "3",
+            "weight_versions": [{"version": "3", "start": 0, "end": 2}],
+            "routed_experts": base64.b64encode(experts.astype(np.int32).tobytes()).decode(),
+            "num_retractions": 0,
+            **meta,
+        },
+    }
+
+
+def test_dense_layers_are_dropped_and_the_smallest_integer_type_is_used() -> None:
+    experts = np.arange(4 * 4 * 2).reshape(4, 4, 2) + 250
+    result = decode_result(REQUEST, answer(experts), ROUTES, "retract")
+    assert result.routes is not None
+    np.testing.assert_array_equal(result.routes.experts, experts[:, [1, 3]])
+    assert result.routes.experts.dtype == np.uint16
+    assert RouteFormat(4, (0,), 256, 2).dtype == np.uint8
+    assert RouteFormat(4, (0,), 257, 2).dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ({"experts": np.full((4, 4, 2), 300)}, "300"),
+        ({"experts": np.zeros((3, 4, 2))}, r"not \[tokens - 1, layers, top_k\] = \(4, 4, 2\)"),
+        ({"routed_experts": None}, "enable-return-routed-experts"),
+        (
+            {"weight_versions": None, "weight_version": "default"},
+            "version 'default', which megarl did not load",
+        ),
+        ({"output_token_logprobs": [[-0.5, 11, None]]}, "log-probabilities"),
+        ({"output_token_logprobs": [[-0.5, 11, None], [-0.5, 13, None]]}, "log-probabilities"),
+        (
+            {"finish_reason": {"type": "abort", "message": "out of memory", "status_code": 500}},
+            "out of memory",
+        ),
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_an_error_naming_the_sample(
+    broken: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(EngineError, match=f"(?s)'sample/7'.*{complaint}"):
+        decode_result(REQUEST, answer(**broken), ROUTES, "retract")
+
+
+def test_routes_of_a_retracted_request_belong_to_the_last_weights() -> None:
+    versions = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+    result = decode_result(REQUEST, answer(weight_versions=versions, num_retractions=1), ROUTES, "retract")
+    assert result.spans == (WeightSpan(3, 0, 1), WeightSpan(4, 1, 2))
+    assert result.routes is not None
+    assert result.routes.spans == (WeightSpan(4, 0, 2),)
+    stayed = decode_result(REQUEST, answer(weight_versions=versions), ROUTES, "in_place")
+    assert stayed.routes is not None
+    assert stayed.routes.spans == stayed.spans
+    with pytest.raises(EngineError, match="unknown"):
+        decode_result(REQUEST, answer(weight_versions=versions, num_retractions=1), ROUTES, "in_place")
+
+
+def test_an_abort_in_the_queue_has_no_routes_and_so_yields_no_tokens() -> None:
+    aborted = answer(finish_reason={"type": "abort", "message": "Abort in waiting queue"})
+    del aborted["meta_info"]["routed_experts"]
+    result = decode_result(REQUEST, aborted, ROUTES, "retract")
+    assert result.finish_reason == "abort"
+    assert (len(result.response_ids), len(result.logprobs), result.spans, result.routes) == (0, 0, (), None)
+
+
+def test_a_request_says_everything_that_a_checkpoint_could_have_defaults_for() -> None:
+    sampling = encode_request(REQUEST, "rid")["sampling_params"]
+    assert sampling["ignore_eos"] is True
+    assert {
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "max_new_tokens",
+    } <= sampling.keys()
+    stopping = GenerateRequest("r", REQUEST.token_ids, SamplingParams(8, stop_token_ids=(2,)))
+    assert encode_request(stopping, "rid")["sampling_params"]["ignore_eos"] is False
+
+
+# --- the layout ---
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "shape", "expected"),
+    [
+        # Made by SGLang 0.5.23's own kernel (kernels/ops/memory/gpu_tensor_hash.py) in triton's interpreter.
+        (20000, torch.float32, (100, 200), "3b4a39253310d295"),
+        (4097, torch.bfloat16, (4097,), "96e4a82b5de4e193"),
+    ],
+)
+def test_the_gpu_hash_is_the_one_of_sglangs_kernel(
+    count: int, dtype: torch.dtype, shape: tuple[int, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = (torch.arange(count) % 251).to(dtype).reshape(shape)
+    assert gpu_hash(tensor) == expected
+    monkeypatch.setattr(layouts, "_TILES_AT_ONCE", 1)  # a tensor of several chunks
+    assert gpu_hash(tensor) == expected
+
+
+@pytest.mark.parametrize("hash_of", [sha256_hash, gpu_hash])
+def test_a_hash_notices_one_bit_and_an_exchange(hash_of: Callable[[torch.Tensor], str]) -> None:
+    tensor = torch.arange(1000, dtype=torch.float32)
+    flipped, exchanged = tensor.clone(), tensor.clone()
+    flipped.view(torch.int32)[500] ^= 1
+    exchanged[[10, 20]] = tensor[[20, 10]]
+    assert len({hash_of(tensor), hash_of(flipped), hash_of(exchanged)}) == 3
+    assert hash_of(tensor.clone()) == hash_of(tensor)
+
+
+def digests(weights: dict[str, torch.Tensor], layout: FusedLayout) -> dict[str, str]:
+    fused = FusedDigests(layout, "cpu")
+    for name, tensor in weights.items():
+        fused.add(name, tensor)
+    return fused.finish()
+
+
+def test_digests_do_not_depend_on_the_order_of_the_stream(tmp_path: Path) -> None:
+    layout = FusedLayout.of(tiny_qwen3_moe(tmp_path))
+    weights = checkpoint_weights(tmp_path)
+    assert digests(weights, layout) == digests(dict(reversed(weights.items())), layout)
+
+
+def test_a_stream_that_lacks_a_part_or_repeats_one_is_refused_by_name(tmp_path: Path) -> None:
+    layout = FusedLayout.of(tiny_qwen3_moe(tmp_path))
+    weights = checkpoint_weights(tmp_path)
+    lacking = {name: t for name, t in weights.items() if name != "model.layers.1.self_attn.k_proj.weight"}
+    with pytest.raises(ValueError, match=r"incomplete model\.layers\.1\.self_attn\.qkv_proj\.weight"):
+        digests(lacking, layout)
+    fused = FusedDigests(layout, "cpu")
+    for name in ("lm_head.weight", "model.norm.weight"):
+        fused.add(name, weights[name])
+    with pytest.raises(ValueError, match=r"'lm_head.weight' came twice"):
+        fused.add("lm_head.weight", weights["lm_head.weight"])
+
+
+def test_every_tensor_parallel_rank_holds_its_shard(tmp_path: Path) -> None:
+    weights = checkpoint_weights(tiny_qwen3_moe(tmp_path))
+    layout = FusedLayout.of(tmp_path, tp_size=4, device="cuda")
+    attention = "model.layers.0.self_attn."
+    q, k, v = (weights[f"{attention}{part}_proj.weight"] for part in "qkv")
+    # Four ranks, four query heads and two key-value heads of 16: ranks 2 and 3 share the second of these.
+    expected = torch.cat([q[48:64], k[16:32], v[16:32]])
+    held = digests(weights, layout)
+    assert held[f"{attention}qkv_proj.weight@tp3"] == sha256_hash(expected)
+    assert held[f"{attention}o_proj.weight@tp1"] == sha256_hash(
+        weights[f"{attention}o_proj.weight"][:, 16:32]
+    )
+    # 264 rows of the vocabulary are padded to 320.
+    padded = torch.cat([weights["lm_head.weight"], torch.zeros(320 - 264, 64)])
+    assert held["lm_head.weight@tp2"] == sha256_hash(padded[160:240])
+    with pytest.raises(UserError, match="tp_size=4 on a CPU"):
+        FusedLayout.of(tmp_path, tp_size=4, device="cpu")
+
+
+def test_buckets_hold_the_stream_in_order_within_their_size() -> None:
+    stream = [(f"t{n}", torch.zeros(n)) for n in (10, 10, 50, 5, 5, 5)]
+    buckets = list(make_buckets(stream, most_bytes=80))
+    assert [[name for name, _ in bucket] for bucket in buckets] == [
+        ["t10", "t10"],
+        ["t50"],
+        ["t5", "t5", "t5"],
+    ]
+
+
+# --- the process ---
+
+SERVER = """
+import http.server, subprocess, sys
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+print("a line of the log", flush=True)
+if arguments.get("--die"):
+    sys.exit(int(arguments["--die"]))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("child", child.pid, flush=True)
+class Ready(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Ready).serve_forever()
+"""
+
+
+def a_server(
+    tmp_path: Path,
+    *arguments: str,
+    port: int | None = None,
+    timeout: float = 60.0,
+    program: str = SERVER,
+    environment: Mapping[str, str] | None = None,
+) -> ServerProcess:
+    """A real process; unless told otherwise it behaves as a server does: a log, a child, an answer to /ready."""
+    return ServerProcess(
+        [sys.executable, "-c", program, *arguments],
+        host="127.0.0.1",
+        address="127.0.0.1",
+        port=port,
+        log_file=tmp_path / "logs" / "server.log",
+        environment=environment or {},
+        start_timeout=timeout,
+    )
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [
+        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def group_of(server: ServerProcess) -> list[int]:
+    assert server.pid is not None
+    return [server.pid, *(child.pid for child in psutil.Process(server.pid).children(recursive=True))]
+
+
+def test_stopping_ends_the_server_and_its_children_and_may_be_repeated(tmp_path: Path) -> None:
+    server = a_server(tmp_path)
+    server.start()
+    group = group_of(server)
+    assert len(group) == 3
+    server.stop()
+    server.stop()
+    assert server.pid is None
+    assert not alive(group)
+
+
+def test_a_server_that_dies_at_start_shows_its_last_log_lines(tmp_path: Path) -> None:
+    with pytest.raises(ServerDied, match=r"(?s)exit code 3 .*a line of the log"):
+        a_server(tmp_path, "--die", "3").start()
+
+
+def test_a_server_that_is_never_ready_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
+    program = "import time; print('still loading', flush=True); time.sleep(600)"
+    server = a_server(tmp_path, program=program, timeout=3.0)
+    with pytest.raises(UserError, match=r"(?s)not ready after 3 s.*still loading"):
+        server.start()
+    assert server.pid is None
+
+
+def test_a_port_in_use_is_an_error_if_it_was_asked_for(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UserError, match=f"port {taken.getsockname()[1]} .* in use"):
+            a_server(tmp_path, port=taken.getsockname()[1]).start()
+
+
+def test_a_port_that_is_taken_meanwhile_is_exchanged_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        offers = iter([taken.getsockname()[1], free_port("127.0.0.1")])
+        monkeypatch.setattr("megarl.rollout.sglang.process.free_port", lambda host: next(offers))
+        server = a_server(tmp_path)
+        server.start()
+        try:
+            assert server.port != taken.getsockname()[1]
+        finally:
+            server.stop()
+
+
+def test_a_port_that_was_taken_by_who_has_left_again_is_exchanged_too(tmp_path: Path) -> None:
+    """SGLang's own processes may take it, and end with the server."""
+    refuses_once = f"""
+import pathlib
+tried = pathlib.Path({str(tmp_path / "tried")!r})
+if not tried.exists():
+    tried.touch()
+    print("ERROR: [Errno 98] error while attempting to bind: address already in use", *range(30), sep="\\n")
+    raise SystemExit(3)
+"""
+    server = a_server(tmp_path, program=refuses_once + SERVER)
+    server.start()
+    try:
+        assert server.pid is not None
+    finally:
+        server.stop()
+
+
+def test_a_launchers_variables_do_not_reach_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PYTHONPATH"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    program = "import os; print(*sorted(os.environ)); raise SystemExit(1)"
+    server = a_server(tmp_path, program=program, environment={"EXTRA": "1"})
+    with pytest.raises(ServerDied) as died:
+        server.start()
+    names = str(died.value).split()
+    assert {"EXTRA", "OMP_NUM_THREADS"} <= set(names)
+    assert not {"RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PYTHONPATH"} & set(names)
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from megarl.rollout.sglang.process import ServerProcess
+server = ServerProcess(
+    [sys.executable, "-c", sys.argv[1]],
+    host="127.0.0.1", address="127.0.0.1", port=None, log_file=Path(sys.argv[2]), environment={}, start_timeout=60.0,
+)
+server.start()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_killing_megarl_leaves_no_orphan(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, SERVER, str(tmp_path / "server.log")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    leader = int(parent.stdout.readline())
+    group = [leader, *(child.pid for child in psutil.Process(leader).children(recursive=True))]
+    assert len(alive(group)) == 3
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while alive(group) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(group)
+
+
+# --- settings ---
+
+
+def test_a_missing_environment_is_named_with_how_to_build_it(tmp_path: Path) -> None:
+    model = tiny_qwen3_moe(tmp_path / "model")
+    engine = SGLangEngine(SGLangSettings(model_path=model, python=tmp_path / "nowhere" / "python"))
+    with pytest.raises(UserError, match=r"nowhere/python.*install_sglang\.sh cpu"):
+        engine.start()
+
+
+def test_an_unreachable_url_is_named(tmp_path: Path) -> None:
+    model = tiny_qwen3_moe(tmp_path / "model")
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    engine = SGLangEngine(SGLangSettings(model_path=model, urls=(url,)))
+    with pytest.raises(UserError, match=url):
+        engine.start()
+    assert engine.health() == "the sglang engine is not started"
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=str(tmp_path / "config.json")):
+        SGLangEngine(SGLangSettings(model_path=tmp_path, urls=("http://127.0.0.1:1",)))
+
+
+def test_either_an_interpreter_or_urls_must_be_given(tmp_path: Path) -> None:
+    for given in ({}, {"python": Path(sys.executable), "urls": ("http://127.0.0.1:1",)}):
+        with pytest.raises(UserError, match="either"):
+            SGLangSettings(model_path=tmp_path, **given)  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""Runs of the real command, on a model so small that a step takes a fraction of a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = """
+defaults: [{root}/configs/quickstart.yaml]
+model:
+  make: {{hidden_size: 32, intermediate_size: 32, head_dim: 16, num_attention_heads: 2, num_key_value_heads: 1,
+         moe_intermediate_size: 32, num_hidden_layers: 2}}
+data: {{heldout: {{count: 16}}}}
+sft: {{steps: 4, batch_size: 8, log_every: 2}}
+rl: {{steps: 6, prompts_per_step: 4, group_size: 4, minibatches: 2, audit_every: 2, audit_responses: 6,
+      optimizer: {{lr: 1.0e-3}}}}
+sampling: {{max_new_tokens: 8}}
+evaluation: {{every: 3}}
+checkpoint: {{every: 3}}
+log: {{samples_every: 2}}
+"""
+
+
+@dataclass
+class Finished:
+    code: int
+    output: str
+
+
+class Command:
+    """`python -m megarl ...` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "tiny.yaml"
+        self.config.write_text(TINY.format(root=ROOT))
+
+    def environment(self) -> dict[str, str]:
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        }
+        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+    def start(self, *words: str, module: Sequence[str] = ("-m", "megarl")) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, *module, *words],
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, timeout: float = 240, module: Sequence[str] = ("-m", "megarl")) -> Finished:
+        process = self.start(*words, module=module)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return Finished(process.returncode, output)
+
+    def train(self, name: str, *words: str, timeout: float = 240) -> Finished:
+        return self.run("train", str(self.config), f"name={name}", *words, timeout=timeout)
+
+    def metrics(self, name: str) -> list[dict[str, float]]:
+        """The rows of a run's metrics.jsonl, without timings."""
+        rows = []
+        for line in (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            rows.append(
+                {k: v for k, v in row.items() if not k.startswith("perf/") and not k.endswith("seconds")}
+            )
+        return rows
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Processes whose working folder is this one."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")).is_relative_to(folder):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float, what: str) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} took more than {seconds} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """One folder (with a space in its name) for all runs of the session."""
+    return Command(tmp_path_factory.mktemp("runs of megarl"))
+
+
+@pytest.fixture(scope="session")
+def straight(command: Command) -> Finished:
+    """Six steps in one go, the run `straight`."""
+    return command.train("straight")

@@ -1,0 +1,85 @@
+"""Checkpoints that are written behind the training: of the moment of the call, whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import RankPool
+from tests.training.jobs import behind_job, extras_job, failing_disk_job, killed_job, resume_job, same
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("behind")
+
+
+@pytest.fixture(scope="module")
+def behind(ranks: RankPool, folder: Path) -> dict[str, Any]:
+    return ranks.run(2, behind_job, folder=folder)[0]
+
+
+@pytest.fixture(scope="module")
+def resumed(ranks: RankPool, folder: Path, behind: dict[str, Any]) -> dict[str, Any]:
+    return ranks.run(2, resume_job, folder=folder, steps=2)[0]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(behind: dict[str, Any]) -> None:
+    assert behind["unfinished"] == []
+    assert behind["kept"] == ["step_000002"]
+    assert not same(behind["saved"], behind["trained"])
+
+
+def test_it_holds_the_weights_of_the_call_whatever_training_did_since(
+    behind: dict[str, Any], resumed: dict[str, Any]
+) -> None:
+    assert resumed["step"] == 2
+    assert same(behind["saved"], resumed["loaded"])
+
+
+def test_a_run_that_resumes_from_it_is_bit_identical(behind: dict[str, Any], resumed: dict[str, Any]) -> None:
+    """Moments, schedule, random states and the prompt stream are those of the call, too."""
+    assert same(behind["trained"], resumed["trained"])
+
+
+@pytest.mark.parametrize("asynchronous", ["off", "on"])
+def test_a_reference_and_a_critic_are_saved_beside_the_policy(
+    asynchronous: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    arguments = {"folder": tmp_path, "algorithm": "algorithm={name: ppo, kl: k3}"}
+    job = ranks.run(2, extras_job, asynchronous=asynchronous, **arguments)[0]
+    saved = job["saved"]
+    assert same(saved, job["untouched"])
+    assert not any(torch.equal(tensor, job["changed"][name]) for name, tensor in saved.items())
+    loaded = ranks.run(2, resume_job, steps=0, **arguments)[0]["loaded"]
+    assert loaded.keys() == saved.keys()
+    assert same(saved, loaded)
+
+
+def test_a_disk_that_refuses_one_rank_is_told_alike_in_both_ways(ranks: RankPool, tmp_path: Path) -> None:
+    told = {}
+    for asynchronous in ("off", "on"):
+        (tmp_path / asynchronous).mkdir()
+        result = ranks.run(2, failing_disk_job, folder=tmp_path / asynchronous, asynchronous=asynchronous)[0]
+        one, three = "step_000001", "step_000003"
+        assert result["kept"] == [[one], [one], [one, three]]
+        told[asynchronous] = [line for line in result["told"].splitlines() if line.startswith("warning:")]
+    assert told["on"] == told["off"]
+    (line,) = told["on"]
+    assert line.startswith("warning: /run/checkpoints/step_000002: the checkpoint could not be written")
+    assert "earlier checkpoints are untouched" in line
+
+
+def test_killed_while_a_checkpoint_is_written_a_run_goes_on_from_the_one_before(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="died with exit code -9"):
+        ranks.run(2, killed_job, folder=tmp_path)
+    written = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert written == ["step_000001", "step_000002.writing"]
+    assert ranks.run(2, resume_job, folder=tmp_path, steps=1)[0]["step"] == 1

@@ -1,0 +1,317 @@
+"""`megarl train` from end to end: what a run leaves behind, and that it can be killed at any time."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from megarl.config.load import load_config
+from tests.training.conftest import Command, Finished, processes_in, wait_until
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+
+def weights(command: Command, name: str) -> dict[str, torch.Tensor]:
+    return load_file(command.folder / "runs" / name / "hf" / "model.safetensors")
+
+
+def test_a_run_ends_with_a_table_and_leaves_what_it_promises(command: Command, straight: Finished) -> None:
+    assert straight.code == 0, straight.output
+    folder = command.folder / "runs" / "straight"
+    assert load_config(folder / "config.yaml").rl.steps == 6
+    assert {p.name for p in (folder / "samples").iterdir()} == {f"step_{n:06d}.jsonl" for n in (2, 4, 6)}
+    assert {p.name for p in (folder / "checkpoints").iterdir()} >= {"step_000007", "step_000010"}
+    for word in ("eval/accuracy", "before", "after", "cold start", "generate", "Hugging Face checkpoint"):
+        assert word in straight.output, word
+    rows = command.metrics("straight")
+    assert [row["step"] for row in rows] == [2, 4, 5, 6, 7, 8, 9, 10]
+    assert rows[-1]["mismatch/abs_diff_max"] < 1e-4
+    assert rows[-1]["sync/version"] == 6
+    assert [row["step"] for row in rows if "audit/k3" in row] == [6, 8, 10]
+    assert 0 < rows[-1]["audit/tokens"] <= 6 * 8
+    assert rows[-1]["audit/abs_diff_max"] < 1e-4
+
+
+def test_the_exported_model_scores_the_sampled_tokens_as_the_engine_did(
+    command: Command, straight: Finished
+) -> None:
+    """The last samples were drawn by the policy before the last update, so a step without learning is compared."""
+    result = command.train(
+        "frozen", "rl.steps=1", "rl.optimizer={lr: 1e-20, min_lr: 0}", "log.samples_every=1", "sft.steps=2"
+    )
+    assert result.code == 0, result.output
+    folder = command.folder / "runs" / "frozen"
+    model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+    rows = [json.loads(line) for line in (folder / "samples" / "step_000001.jsonl").read_text().splitlines()]
+    assert len(rows) == 8  # the main rank's replica: two prompts, four responses each
+    for row in rows:
+        ids = torch.tensor(row["prompt_ids"] + row["response_ids"])
+        with torch.no_grad():
+            logprobs = model(ids[None]).logits[0].log_softmax(-1)
+        start = len(row["prompt_ids"])
+        scored = logprobs[start - 1 : -1].gather(1, ids[start:, None]).squeeze(1)
+        torch.testing.assert_close(scored, torch.tensor(row["logprobs"]), atol=1e-4, rtol=0)
+
+
+def test_killed_and_started_again_a_run_is_bit_identical(command: Command, straight: Finished) -> None:
+    """kill -9 between the steps 4 and 6; the resumed run repeats what was lost, and nothing else. How checkpoints are
+    written makes no difference."""
+    behind = "checkpoint.asynchronous=on"
+    process = command.start("train", str(command.config), "name=killed", behind)
+    file = command.folder / "runs" / "killed" / "metrics.jsonl"
+    wait_until(lambda: file.exists() and '"step": 8' in file.read_text(), 200, "the fourth RL step")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    wait_until(lambda: not processes_in(command.folder), 20, "the end of the killed run's ranks")
+
+    resumed = command.train("killed", behind)
+    assert resumed.code == 0, resumed.output
+    assert "Resuming from" in resumed.output
+    assert command.metrics("killed") == command.metrics("straight")
+    expected, got = weights(command, "straight"), weights(command, "killed")
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    command: Command, straight: Finished
+) -> None:
+    folder = command.folder / "runs" / "killed" / "checkpoints"
+    newest = sorted(folder.iterdir())[-1]
+    shard = next(newest.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-7])
+    result = command.train("killed")
+    assert result.code == 0, result.output
+    assert f"{newest.name} is damaged" in result.output
+    assert shard.name in result.output
+    assert all(
+        torch.equal(a, weights(command, "killed")[name]) for name, a in weights(command, "straight").items()
+    )
+
+
+def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> None:
+    words = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "megarl",
+        "train",
+        str(command.config),
+        "name=torchrun",
+    ]
+    result = command.run(*words, module=("-m", "torch.distributed.run"))
+    assert result.code == 0, result.output
+    assert command.metrics("torchrun") == command.metrics("straight")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["parallel.expert=3"], "do not divide the world size 2"),
+        (["model.path=/nowhere", "model.make=null"], "/nowhere"),
+        (["sampling.max_new_tokens=500"], "no room for a prompt in the model's context of 256"),
+        (["sampling.max_new_tokens=250"], "longer than max_prompt_tokens=6"),
+        (["data.max_prompt_tokens=255"], "together exceed the model's context of 256"),
+        (["data.sources=[{kind: file, path: empty.jsonl}]"], "empty.jsonl"),
+        (["rl.optimizer.lr=1e-6"], "min_lr 1e-05 is above lr 1e-06"),
+        (["alarms.rules=[{metric: train/speed, when: above, threshold: 1}]"], "train/speed"),
+        (["model.make.vocab_size=100"], "100"),
+        (["model.make.model_type=qwen9"], "unknown model type 'qwen9'"),
+        (["algorithm=gpso"], "Did you mean 'gspo'"),
+        (["folder=/proc/megarl"], "/proc/megarl: the run folder cannot be written"),
+        (["engine={kind: sglang, python: /nowhere/python}"], "launch/install_sglang.sh"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_a_run_at_its_start_with_one_message(
+    command: Command, words: list[str], told: str
+) -> None:
+    (command.folder / "empty.jsonl").touch()
+    alone = [] if words[0].startswith(("parallel", "folder")) else ["launch.ranks=1", "parallel.expert=1"]
+    result = command.train("mistaken", *words, *alone)
+    assert result.code == 2, result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("megarl: error")]
+    assert len(lines) == 1, result.output
+    assert told in lines[0]
+    assert "Traceback" not in result.output
+    assert not processes_in(command.folder)
+
+
+@pytest.mark.sglang
+def test_a_port_in_use_is_told(command: Command) -> None:
+    from tests.rollout.engines import find_sglang
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = command.train("mistaken", f"engine={{kind: sglang, port: {port}, python: {find_sglang()}}}")
+    assert result.code == 2, result.output
+    assert f"port {port} on 127.0.0.1 is in use" in result.output
+    assert "Traceback" not in result.output
+    assert not processes_in(command.folder)
+
+
+@pytest.mark.sglang
+def test_a_server_that_dies_at_its_start_has_its_last_words_shown(command: Command) -> None:
+    from tests.rollout.engines import find_sglang
+
+    engine = f"engine={{kind: sglang, args: {{load-format: nonsense}}, python: {find_sglang()}}}"
+    result = command.train("mistaken", engine)
+    assert result.code == 2, result.output
+    assert result.output.count("megarl: error: SGLang server") == 1
+    assert "invalid choice: 'nonsense'" in result.output
+    assert "Traceback" not in result.output
+    assert not processes_in(command.folder)
+
+
+def test_an_alarm_can_stop_a_run(command: Command) -> None:
+    rule = "{metric: rollout/tokens, when: above, threshold: 1, action: stop, advice: Talk less.}"
+    result = command.train("alarmed", f"alarms.rules=[{rule}]", "sft.steps=2")
+    assert result.code == 2, result.output
+    errors = [line for line in result.output.splitlines() if line.startswith("megarl: error")]
+    assert len(errors) == 1
+    assert "step 3: rollout/tokens" in errors[0]
+    assert errors[0].endswith("Talk less.")
+    assert len(command.metrics("alarmed")) == 2  # the step is on record
+    assert not processes_in(command.folder)
+
+
+def test_dynamic_sampling_drops_groups_of_one_reward_and_counts_them(command: Command) -> None:
+    """An untrained policy solves nothing: every group is dropped, in every round, and no step is taken."""
+    result = command.train(
+        "dynamic",
+        "algorithm={name: gspo, dynamic_sampling: true}",
+        "rl.steps=1",
+        "rl.sampling_rounds=3",
+        "sft.steps=1",
+    )
+    assert result.code == 0, result.output
+    row = command.metrics("dynamic")[-1]
+    assert row["rollout/groups"] == 3 * 4
+    assert row["rollout/groups_dropped/same_reward"] == row["rollout/groups"]
+    assert row["rollout/groups_kept"] == 0
+    assert row["train/optimizer_steps"] == 0
+
+
+def test_prompts_that_come_twice_in_a_step_keep_their_own_routes(command: Command, tmp_path: Path) -> None:
+    """Eight groups of two prompts, on two replicas; three optimizer steps that replay the engine's routes."""
+    prompts = tmp_path / "two.jsonl"
+    prompts.write_text('{"question": "1 + 1 =", "answer": "2"}\n{"question": "1 + 2 =", "answer": "3"}\n')
+    result = command.train(
+        "twice",
+        f"data.sources=[{{kind: file, path: {prompts}, columns: {{question: question, answer: answer}},"
+        " verifier: math}]",
+        "data.heldout={count: 0}",
+        "rewards.verifiers=[{name: math}]",
+        "algorithm={name: grpo, kl: none, old_logprobs: recompute, routing_replay: engine}",
+        "sft.steps=0",
+        "rl.steps=1",
+        "rl.prompts_per_step=8",
+        "rl.minibatches=3",
+        "log.samples_every=1",
+    )
+    assert result.code == 0, result.output
+    row = command.metrics("twice")[-1]
+    assert row["routing/flip_share_first"] < 0.01  # the engine's experts are the trainer's, in float32
+    assert 0 < row["routing/entropy"] <= math.log(8)
+    lines = (command.folder / "runs/twice/samples/step_000001.jsonl").read_text().splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert len({s["sample_id"] for s in samples}) == len(samples) == 16
+    assert len({s["prompt_id"] for s in samples}) == 2
+
+
+def test_demonstrations_from_a_file_a_template_and_the_datas_counts(command: Command, tmp_path: Path) -> None:
+    """Learned from the file, by the template given; what became of the data is told before the first step."""
+    demonstrations = tmp_path / "demonstrations.jsonl"
+    rows = [{"prompt": f"{n} + 1 =", "response": f"Answer: {n + 1}"} for n in range(12)]
+    demonstrations.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.role }}{{ mark }}{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant{{ mark }}{% endif %}"
+    )
+    words = (
+        f"sft.demonstrations.file={{path: {demonstrations}, preset: prompt_response}}",
+        f"model.chat_template={template}",
+        "model.template_options={mark: '::'}",
+        "rl.steps=1",
+        "log.samples_every=1",
+    )
+    result = command.train("from-file", *words)
+    assert result.code == 0, result.output
+    assert f"from {demonstrations} (12 rows, 12 train)" in result.output
+    assert "chain_sum: endless; 16 held_out" in result.output
+    run = command.folder / "runs" / "from-file"
+    sample = json.loads((run / "samples" / "step_000001.jsonl").read_text().splitlines()[0])
+    assert sample["prompt"].startswith("user::")
+    assert sample["prompt"].endswith("assistant::")
+    assert (run / "hf" / "chat_template.jinja").read_text() == template.read_text()
+    demonstrations.write_text('{"prompt": "a"}\n')
+    refused = command.train("from-a-bad-file", *words)
+    assert refused.code == 2
+    assert f"{demonstrations}, row 1: no column 'response'" in refused.output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted")
+def test_a_full_disk_costs_nothing_that_was_saved(command: Command, straight: Finished) -> None:
+    """The first checkpoint fits, the later ones don't; with more room the same command goes on."""
+    folder = command.folder / "runs" / "full" / "checkpoints"
+    folder.mkdir(parents=True)
+    one = sum(p.stat().st_size for p in (command.folder / "runs/straight/checkpoints/step_000010").iterdir())
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={one * 3 // 2}", "tmpfs", folder]).returncode:
+        pytest.skip("this root may not mount")
+    try:
+        result = command.train("full")
+        assert result.code == 2, result.output
+        assert "warning" in result.output
+        assert "No space left on device" in result.output
+        assert [p.name for p in folder.iterdir()] == ["step_000004"]
+        assert "Traceback" not in result.output
+        subprocess.run(["mount", "-o", f"remount,size={one * 10}", folder], check=True)
+        result = command.train("full")
+        assert result.code == 0, result.output
+        assert "step_000004" in result.output
+        assert command.metrics("full") == command.metrics("straight")
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_an_unsupported_architecture_is_refused_by_name(
+    command: Command, straight: Finished, tmp_path: Path
+) -> None:
+    import shutil
+
+    shutil.copytree(command.folder / "runs" / "straight" / "hf", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps({**config, "architectures": ["MambaForCausalLM"]})
+    )
+    result = command.train(
+        "mistaken", "model.make=null", f"model.path={tmp_path}/model", "model.tokenizer=null"
+    )
+    assert result.code == 2
+    assert "architecture MambaForCausalLM is not supported" in result.output
+
+
+@pytest.mark.sglang
+def test_the_same_job_runs_with_a_real_sglang_server(command: Command) -> None:
+    from tests.rollout.engines import find_sglang
+
+    result = command.train(
+        "sglang", "engine.kind=sglang", f"engine.python={find_sglang()}", "rl.steps=2", timeout=400
+    )
+    assert result.code == 0, result.output
+    last = command.metrics("sglang")[-1]
+    assert last["sync/version"] == 2
+    assert last["mismatch/abs_diff_max"] < 1e-3
+    wait_until(lambda: not processes_in(command.folder), 20, "the end of the server")

@@ -1,0 +1,142 @@
+"""`megarl convert`: Hugging Face -> Megatron -> Hugging Face gives the same bits, whatever the layouts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from megarl.cli import main
+from megarl.errors import UserError
+from megarl.weights.convert import check
+from tests.models import tiny_tokenizer
+from tests.ranks import RankFailed, RankPool
+from tests.weights.families import make
+from tests.weights.jobs import convert_job, trained_checkpoint_job
+
+pytestmark = pytest.mark.distributed
+
+
+def megarl(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "megarl", "convert", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+def assert_same_bits(expected: Path, got: Path) -> None:
+    before, after = tensors(expected), tensors(got)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype, name
+        assert torch.equal(tensor, after[name]), name
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make("deepseek-v3", tmp_path_factory.mktemp("source") / "v3")
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def megatron(source: Path) -> Path:
+    """Made by the command on one process, without torchrun."""
+    target = source.with_name("megatron")
+    result = megarl(str(source), str(target))
+    assert result.returncode == 0, result.stderr
+    assert "Megatron checkpoint, deepseek_v3" in result.stdout
+    return target
+
+
+def test_there_and_back_in_another_layout_gives_the_same_bits(
+    source: Path, megatron: Path, tmp_path: Path
+) -> None:
+    back = tmp_path / "back"
+    result = megarl(str(megatron), str(back), "--tensor", "2", "--expert", "2")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Hugging Face folder, deepseek_v3") == 1
+    assert_same_bits(source, back)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (back / name).read_bytes() == (source / name).read_bytes()
+    config, original = (json.loads((f / "config.json").read_text()) for f in (back, source))
+    assert config == original
+
+
+def test_the_command_refuses_in_one_message(
+    source: Path, megatron: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["convert", str(source), str(megatron)])
+    assert refused.value.code == 2
+    assert "exists already; name a new folder" in capsys.readouterr().err
+
+
+def test_a_pipeline_converts_and_another_model_is_refused(
+    ranks: RankPool, megatron: Path, tmp_path: Path
+) -> None:
+    source = make("olmoe", tmp_path / "olmoe")
+    target, back = tmp_path / "megatron", tmp_path / "back"
+    ranks.run(2, convert_job, source=source, target=target, layout={"pipeline": 2}, timeout=240)
+    ranks.run(2, convert_job, source=target, target=back, layout={"tensor": 2}, timeout=240)
+    assert_same_bits(source, back)
+    with pytest.raises(RankFailed, match=r"not a whole checkpoint of the model in config\.json"):
+        ranks.run(
+            1,
+            convert_job,
+            source=megatron,
+            target=tmp_path / "none",
+            layout={},
+            config_folder=source,
+            timeout=240,
+        )
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_weights_of_a_training_checkpoint_are_converted(ranks: RankPool, tmp_path: Path) -> None:
+    source = make("qwen3-moe", tmp_path / "moe")
+    trained = tmp_path / "trained"
+    weights = ranks.run(
+        2, trained_checkpoint_job, folder=source, written=trained, layout={"expert": 2}, timeout=240
+    )[0]
+    with pytest.raises(UserError, match=r"no config\.json; name the Hugging Face folder .* with --config"):
+        check(trained, tmp_path / "back", None)
+    ranks.run(
+        1,
+        convert_job,
+        source=trained,
+        target=tmp_path / "back",
+        layout={},
+        config_folder=source,
+        timeout=240,
+    )
+    back = tensors(tmp_path / "back")
+    assert back.keys() == weights.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in weights.items())
+    assert not torch.equal(back["model.norm.weight"], tensors(source)["model.norm.weight"])
+
+
+def test_what_cannot_be_converted_is_refused_before_anything_starts(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        check(tmp_path / "nowhere", tmp_path / "target", None)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match=r"neither a Hugging Face folder .* nor a Megatron checkpoint"):
+        check(empty, tmp_path / "target", None)
+    other = shutil.copytree(source, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "architectures": ["FooForCausalLM"]}))
+    with pytest.raises(UserError, match=r"other/config\.json: architecture FooForCausalLM is not supported"):
+        check(other, tmp_path / "target", None)
