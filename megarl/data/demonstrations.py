@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -43,6 +44,8 @@ def shows_work(response: str) -> bool:
 class Demonstrations:
     """Answers to chain_sum prompts; `worked_share` of them show their work, after one of `openings`, all chosen by a
     hash of the prompt."""
+
+    identity = "made on the spot"
 
     def __init__(
         self, tokenizer: ChatTokenizer, *, worked_share: float, openings: Sequence[str] = ("",), seed: int
@@ -89,6 +92,15 @@ class FileDemonstrations:
         self.path = settings.path
         self._seed = seed
         self._orders: dict[int, np.ndarray] = {}
+
+    @cached_property
+    def identity(self) -> str:
+        """What says whether two files teach the same, in the same order of rows."""
+        digest = hashlib.blake2b(digest_size=16)
+        for sequence in self.sequences:
+            for part in (sequence.token_ids, sequence.loss_mask):
+                digest.update(part.tobytes())
+        return f"{len(self.sequences)} conversations {digest.hexdigest()}"
 
     def batch(self, step: int, share: int, replica: int = 0, replicas: int = 1) -> list[TokenSequence]:
         """This replica's `share` of the sequences of step `step`, counted from 1."""

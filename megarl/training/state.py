@@ -29,7 +29,8 @@ class RunState:
 
     stage: "sft" | "rl"; step: steps of that stage that are done; stream: the prompt stream's state; before, after:
     the evaluations that the final table shows; seconds: time by phase; score: what "best" compares (held-out
-    accuracy), None where it was not evaluated; model: the config's model part; alarms: how long each has held.
+    accuracy), None where it was not evaluated; model: the config's model part; alarms: how long each has held;
+    demonstrations: what the cold start learns from.
     """
 
     stage: str
@@ -37,6 +38,7 @@ class RunState:
     stream: Mapping[str, Any]
     model: Mapping[str, Any]
     alarms: Mapping[str, int] = field(default_factory=dict)
+    demonstrations: str = ""
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -66,12 +68,13 @@ def resume(run: Run, set_optimizer: Callable[[str], None]) -> RunState | None:
     """Load the newest good checkpoint of the run folder: tensors into the trainer, state returned. Collective.
 
     None when there is none. Damaged ones are named and passed over. set_optimizer: gives the trainer the optimizer of
-    a stage, before its moments are read. Raises UserError when the checkpoint is of another model.
+    a stage, before its moments are read. Raises UserError when the checkpoint is of another model or other data.
     """
     for path in _candidates(run):
         if (problem := _damage(run, path)) is None:
             state = RunState(**json.loads((path / STATE).read_text()))
             _same_model(run, state, path)
+            _same_demonstrations(run, state, path)
             set_optimizer(state.stage)
             load_checkpoint(path, run.trainer)
             if state.stage == "rl":
@@ -140,3 +143,12 @@ def _same_model(run: Run, state: RunState, path: Path) -> None:
                 f"{path}: saved with model.{key}={state.model.get(key)!r}, the config says {now[key]!r}: restore it, "
                 "or start a new run with another name (or checkpoint.resume=false)"
             )
+
+
+def _same_demonstrations(run: Run, state: RunState, path: Path) -> None:
+    now = run.demonstrations.identity
+    if state.stage == "sft" and state.demonstrations != now:
+        raise UserError(
+            f"{path}: its cold start learned from other demonstrations ({state.demonstrations}) than those of now "
+            f"({now}): restore them, or start a new run with another name (or checkpoint.resume=false)"
+        )

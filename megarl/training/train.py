@@ -52,7 +52,9 @@ class _Training:
     def __init__(self, run: Run, saver: Saver) -> None:
         self.run, self.saver = run, saver
         model = run.config.model.model_dump(mode="json")
-        self.state = RunState("sft", 0, run.stream.state_dict(), model)
+        self.state = RunState(
+            "sft", 0, run.stream.state_dict(), model, demonstrations=run.demonstrations.identity
+        )
 
     def run_all(self) -> None:
         run, config = self.run, self.run.config

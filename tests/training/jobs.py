@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from megarl.config.load import load_config
+from megarl.errors import UserError
 from megarl.training.run import Run, open_run, optimizer_of
 from megarl.training.saving import Saver
 from megarl.training.sft import sft_step
@@ -42,7 +44,8 @@ def train(run: Run, steps: int) -> None:
 
 
 def state_of(run: Run, step: int) -> RunState:
-    return RunState("sft", step, run.stream.state_dict(), run.config.model.model_dump(mode="json"))
+    model = run.config.model.model_dump(mode="json")
+    return RunState("sft", step, run.stream.state_dict(), model, demonstrations=run.demonstrations.identity)
 
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
@@ -132,6 +135,26 @@ def resume_job(folder: Path, steps: int, algorithm: str = "algorithm=gspo") -> d
     train(run, steps)
     run.close()
     return {"step": state.step, "loaded": loaded, "trained": weights_of(run)}
+
+
+def demonstrations_job(folder: Path, response: str) -> str:
+    """A cold start from a file of this one response, resumed or begun. What is told."""
+    file = folder / f"demonstrations_{os.environ['RANK']}.jsonl"
+    file.write_text(json.dumps({"prompt": "1 + 1 =", "response": response}))
+    run = open_tiny(folder, f"sft.demonstrations.file={{path: {file}, preset: prompt_response}}")
+    saver = Saver(run)
+    try:
+        state = resume(run, lambda stage: set_optimizer(run, stage))
+        if state is not None:
+            return f"resumed at {state.step}"
+        set_optimizer(run, "sft")
+        saver.save(state_of(run, 2))
+        return "begun"
+    except UserError as error:
+        return str(error)
+    finally:
+        saver.close()
+        run.close()
 
 
 @contextmanager

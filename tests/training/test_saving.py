@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from tests.ranks import RankPool
-from tests.training.jobs import behind_job, extras_job, failing_disk_job, killed_job, resume_job, same
+from tests.training.jobs import (
+    behind_job,
+    demonstrations_job,
+    extras_job,
+    failing_disk_job,
+    killed_job,
+    resume_job,
+    same,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -83,3 +91,14 @@ def test_killed_while_a_checkpoint_is_written_a_run_goes_on_from_the_one_before(
     written = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert written == ["step_000001", "step_000002.writing"]
     assert ranks.run(2, resume_job, folder=tmp_path, steps=1)[0]["step"] == 1
+
+
+def test_a_cold_start_goes_on_with_the_demonstrations_it_began_with_or_not_at_all(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    told = [
+        ranks.run(2, demonstrations_job, folder=tmp_path, response=response)[0]
+        for response in ("2", "2", "3")
+    ]
+    assert told[:2] == ["begun", "resumed at 2"]
+    assert "step_000002: its cold start learned from other demonstrations (1 conversations" in told[2]
