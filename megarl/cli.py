@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -297,6 +298,8 @@ def config_explain(key: Annotated[str, typer.Argument(help="A key, for example r
 
 def main(arguments: list[str] | None = None) -> Any:
     """The entry point: a user's mistake is one message on standard error and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a file holds may be more than a terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(args=arguments, standalone_mode=True)
     except UserError as error:
