@@ -25,6 +25,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import numbers
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ class Score:
     """A verifier's verdict.
 
     value: the score, or None = could not be scored, which is never the same as 0.
-    parts: the verifier's own sub-scores, logged as `<verifier>/<part>`.
+    parts: the verifier's own sub-scores, logged as `<verifier>/<part>`: finite numbers, or None.
     reason: why value is None, or (for people) why it is what it is.
     """
 
@@ -99,6 +100,11 @@ class Score:
             raise ValueError("a Score without a value needs a reason")
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a score must be finite, not {self.value!r}; use Score(None, reason=...)")
+        for name, part in self.parts.items():
+            if part is not None and not (isinstance(part, numbers.Real) and math.isfinite(part)):
+                raise ValueError(
+                    f"part {name!r} of a score must be a finite number or None, not {part!r:.60}"
+                )
 
 
 class BadReference(UserError):
@@ -219,10 +225,15 @@ def call(
     """Run a verifier in this thread. Whatever it raises makes the response unscored, with the reason."""
     try:
         return to_score(function(response, reference, **options))
-    except BadReference as error:
-        return Score(None, reason=f"{BAD_REFERENCE}: {error}")
     except Exception as error:
-        return Score(None, reason=f"raised {type(error).__name__}: {str(error)[:200]}")
+        return unscored(error)
+
+
+def unscored(error: Exception) -> Score:
+    """What a verifier raised, as a `Score` without a value."""
+    if isinstance(error, BadReference):
+        return Score(None, reason=f"{BAD_REFERENCE}: {error}")
+    return Score(None, reason=f"raised {type(error).__name__}: {str(error)[:200]}")
 
 
 def _options_of(function: Callable[..., Any]) -> tuple[list[str], TypeAdapter[dict[str, Any]]]:

@@ -195,17 +195,18 @@ def test_no_torch_is_imported_here_or_in_a_worker():
 
 
 def test_a_verifier_that_raises_or_returns_nonsense_is_unscored_with_the_reason(scorer):
-    raised, text, nan = score_all(
+    raised, text, nan, part = score_all(
         scorer,
         *(
             make_sample("", f"tests.rewards.verifiers_for_tests:{name}", {})
-            for name in ("raises", "says_yes", "says_nan")
+            for name in ("raises", "says_yes", "says_nan", "says_why")
         ),
     )
     assert raised.reward is None
     assert raised.unscored_reason.endswith("raised KeyError: 'answer'")
     assert "returned str" in text.unscored_reason
     assert "returned nan" in nan.unscored_reason
+    assert "part 'why' of a score must be a finite number" in part.unscored_reason
 
 
 def test_an_unknown_verifier_or_option_is_refused_before_anything_is_sampled(scorer):
