@@ -68,6 +68,8 @@ _NOT_UNITS = re.compile(
     "and|or|mod|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|arc(?:sin|cos|tan)|to|is|if|when|where|for|with|from"
     "|times|plus|minus|over|choose|factorial"
 )
+# Words that make more of a number than an amount, even set as text: "12 or less".
+_NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod)\b", re.IGNORECASE)
 
 
 def read_unit(tail: str, *, spaced: bool) -> str | None:
@@ -89,7 +91,7 @@ def read_unit(tail: str, *, spaced: bool) -> str | None:
         if not words and not (match["text"] or match["degree"] or match["word"]):
             return None  # "2^3" and "1/2" are no units
         if match["text"] is not None:
-            if re.search(r"[0145-9=<>+]", match["text"]):
+            if re.search(r"[0145-9=<>+]", match["text"]) or _NO_AMOUNT.search(match["text"]):
                 return None
             words += re.findall(r"[a-zµω]+|/|[23]", match["text"].casefold())
         elif match["degree"]:
