@@ -22,6 +22,7 @@ from megarl.rewards.math.answer import (
     Union,
 )
 from megarl.rewards.math.number import Number
+from megarl.rewards.math.units import changes_value
 
 Percent = Literal["value", "number", "either"]
 HALF = Fraction(1, 2)
@@ -136,7 +137,7 @@ def _within(parts: Sequence[Answer], others: Sequence[Answer], rules: Rules) -> 
 
 def _same_value(a: Number | Formula, b: Number | Formula, rules: Rules) -> bool:
     """Numbers and formulas: units agree where both give one, percent signs as configured, then the values."""
-    if a.unit and b.unit and a.unit != b.unit:
+    if a.unit != b.unit and ((a.unit and b.unit) or changes_value(a.unit or b.unit)):
         return False
     if a.percent == b.percent:
         return _equal(a, b, 1, rules)

@@ -68,6 +68,8 @@ _NOT_UNITS = re.compile(
     "and|or|mod|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|arc(?:sin|cos|tan)|to|is|if|when|where|for|with|from"
     "|times|plus|minus|over|choose|factorial"
 )
+# Behind a number these change its value, so "12 million" is neither 12 nor 12 apples.
+_SCALES = frozenset("half hundred thousand million billion trillion dozen".split())
 # Words that make more of a number than an amount, even set as text: "12 or less".
 _NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod)\b", re.IGNORECASE)
 
@@ -106,6 +108,11 @@ def read_unit(tail: str, *, spaced: bool) -> str | None:
             words.append(match["word"].rstrip(".").casefold())
         position = match.end()
     return _compose(words)
+
+
+def changes_value(unit: str) -> bool:
+    """Whether a unit's name changes the value before it."""
+    return not _SCALES.isdisjoint(unit.split())
 
 
 def split_unit(text: str) -> tuple[str, str]:
