@@ -275,6 +275,8 @@ def data_inspect(
 
     given = {"preset": preset, "split": split, "format": format, "columns": parse_options(column or [])}
     settings: dict[str, Any] = {key: value for key, value in given.items() if value}
+    if chat_template and not tokenizer:
+        raise UserError("--chat-template needs --tokenizer, the folder of the tokenizer that it is for")
     tokens = load_tokenizer(tokenizer, chat_template) if tokenizer else None
     found = inspect_file(file, tokenizer=tokens, samples=samples, **settings)
     print(json.dumps(found.as_dict(), indent=2, default=str) if json_output else render_report(found))

@@ -190,8 +190,10 @@ def find(name: str, *, where: str = "verifier") -> Verifier:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{where}: verifier {name!r}: cannot import {module_name!r} ({error})") from error
+    except Exception as error:  # whatever is wrong with a user's module
+        raise UserError(
+            f"{where}: verifier {name!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
+        ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -199,7 +201,20 @@ def find(name: str, *, where: str = "verifier") -> Verifier:
             f"{where}: verifier {name!r}: {module_name!r} has no function {attribute!r}."
             f"{did_you_mean(attribute, known)}"
         )
+    _check_signature(function, f"{where}: verifier {name!r}")
     return Verifier(name, path, function, getattr(function, "placement", Placement()))
+
+
+def _check_signature(function: Callable[..., Any], where: str) -> None:
+    """Refuse a function that cannot be called with a response and a reference."""
+    if inspect.isclass(function):
+        return
+    try:
+        inspect.signature(function).bind_partial(None, None)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{where} cannot be called: it must take (response, reference, *, options...)"
+        ) from None
 
 
 def to_score(returned: Any) -> Score:
@@ -225,11 +240,11 @@ def call(
     """Run a verifier in this thread. Whatever it raises makes the response unscored, with the reason."""
     try:
         return to_score(function(response, reference, **options))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return unscored(error)
 
 
-def unscored(error: Exception) -> Score:
+def unscored(error: BaseException) -> Score:
     """What a verifier raised, as a `Score` without a value."""
     if isinstance(error, BadReference):
         return Score(None, reason=f"{BAD_REFERENCE}: {error}")

@@ -182,7 +182,7 @@ class _Rows:
         told = f"{row.place}: {problem}"
         if not self.skip:
             raise UserError(
-                f"{told}. To leave bad rows out: --skip-bad-rows (in Python, on_bad_row='skip')."
+                f"{told.removesuffix('.')}. To leave bad rows out: --skip-bad-rows (in Python, on_bad_row='skip')."
             ) from None
         self.report.bad_rows += 1
         self.report.problems += [told] if len(self.report.problems) < KEPT else []

@@ -41,6 +41,14 @@ def says_why(response: Response, reference: Reference) -> Score:
     return Score(1.0, {"why": "it is good"})  # type: ignore[dict-item]
 
 
+def leaves(response: Response, reference: Reference) -> float:
+    sys.exit(0)
+
+
+def takes_one(response: Response) -> float:
+    return 1.0
+
+
 def eat_memory(response: Response, reference: Reference) -> float:
     return float(len(bytearray(2**31)))
 

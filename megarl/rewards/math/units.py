@@ -69,7 +69,7 @@ _NOT_UNITS = re.compile(
     "|times|plus|minus|over|choose|factorial"
 )
 # Behind a number these change its value, so "12 million" is neither 12 nor 12 apples.
-_SCALES = frozenset("half hundred thousand million billion trillion dozen".split())
+_SCALES = frozenset(["half", "hundred", "thousand", "million", "billion", "trillion", "dozen"])
 # Words that make more of a number than an amount, even set as text: "12 or less".
 _NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod)\b", re.IGNORECASE)
 
