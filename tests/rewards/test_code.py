@@ -441,3 +441,11 @@ def test_options_are_checked_and_the_sandbox_is_tried_when_a_configuration_is_re
         with pytest.raises(UserError, match=message) as raised:
             find("code").options(options, where="rewards.verifiers.0")
         assert str(raised.value).startswith("rewards.verifiers.0: ")
+
+
+def test_a_tolerance_is_relative_for_large_numbers_and_absolute_near_zero():
+    close = Comparison(float_tolerance=1e-6)
+    assert close.difference("1000000000.0", "1000000000.5") is None
+    assert close.difference("0.0", "0.0000005") is None
+    assert close.difference("1000000000.0", "1000002000.0") is not None
+    assert close.difference("0.0", "0.00001") is not None
