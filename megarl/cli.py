@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -274,6 +275,8 @@ def data_inspect(
 
     given = {"preset": preset, "split": split, "format": format, "columns": parse_options(column or [])}
     settings: dict[str, Any] = {key: value for key, value in given.items() if value}
+    if chat_template and not tokenizer:
+        raise UserError("--chat-template needs --tokenizer, the folder of the tokenizer that it is for")
     tokens = load_tokenizer(tokenizer, chat_template) if tokenizer else None
     found = inspect_file(file, tokenizer=tokens, samples=samples, **settings)
     print(json.dumps(found.as_dict(), indent=2, default=str) if json_output else render_report(found))
@@ -297,6 +300,8 @@ def config_explain(key: Annotated[str, typer.Argument(help="A key, for example r
 
 def main(arguments: list[str] | None = None) -> Any:
     """The entry point: a user's mistake is one message on standard error and exit code 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a file holds may be more than a terminal can show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(args=arguments, standalone_mode=True)
     except UserError as error:

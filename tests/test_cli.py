@@ -80,6 +80,7 @@ def test_data_inspect_counts_rows_and_shows_prompts() -> None:
         (("config", "explain", "rl.stps"), "Did you mean 'steps'"),
         (("verify", "/nowhere.jsonl"), "/nowhere.jsonl"),
         (("data", "inspect", "/nowhere.jsonl"), "/nowhere.jsonl"),
+        (("data", "inspect", "/nowhere.jsonl", "--chat-template", "x"), "--chat-template needs --tokenizer"),
         (("report", "/nowhere"), "/nowhere"),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",

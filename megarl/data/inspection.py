@@ -193,11 +193,14 @@ class _Look:
         self.measured.setdefault("question characters", []).append(len(bare))
         if len(self.report.samples) < self.samples:
             self.report.samples.append((rendered, answer))
-        first, earlier = self.seen.setdefault(content_key(bare), (row.number, answer))
-        if first != row.number:
-            self.report.duplicates += 1
-            if earlier != answer and self.report.use == "prompt":
-                self.report.conflicts.append((row.number, first))
+        key = content_key(bare)
+        if key not in self.seen:
+            self.seen[key] = (row.number, answer)
+            return
+        first, earlier = self.seen[key]
+        self.report.duplicates += 1
+        if earlier != answer and self.report.use == "prompt":
+            self.report.conflicts.append((row.number, first))
 
     def _measure(self, what: str, chat: Sequence[Message]) -> None:
         if self.tokenizer is not None:

@@ -22,7 +22,11 @@ from megarl.errors import UserError
 GZIP_MAGIC = b"\x1f\x8b"
 WIDE_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00\xfe\xff": "UTF-32"}
 LFS_POINTER = b"version https://git-lfs.github.com/spec"
-CHAT_COLUMNS = ("messages", "conversations", "prompt", "chosen", "rejected")
+# Lists of objects that a row may hold: an object with one of them is a row, not a file of rows.
+LISTS_OF_A_ROW = (
+    *("messages", "conversations", "prompt", "chosen", "rejected"),
+    *("tests", "public_test_cases", "private_test_cases"),
+)
 DOCUMENT_ROWS = 16  # a JSON document may be as long as so many of the longest rows allowed
 READ_ERRORS = (OSError, EOFError, zlib.error)  # what a truncated or damaged gzip raises
 
@@ -57,9 +61,7 @@ def json_line_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
 def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
     """A JSON array of objects, an object that holds one (`{"data": [...]}`), or JSON lines by another
     name."""
-    with _opened(path) as file:
-        start = _first_line(path, file, max_row_bytes)
-    if start.lstrip()[:1] == b"{" and _is_object(start):
+    if _begins_json_lines(path, max_row_bytes):
         yield from json_line_rows(path, max_row_bytes)
         return
     most = DOCUMENT_ROWS * max_row_bytes
@@ -88,7 +90,7 @@ def _list_inside(document: dict[str, Any]) -> list[Any]:
     """The rows of `{"data": [...]}`; any other object is one row (MATH has a file for each problem)."""
     lists = {key: value for key, value in document.items() if isinstance(value, list)}
     ((key, rows), *others) = [*lists.items(), ("", [document])]
-    one = len(others) == 1 and key not in CHAT_COLUMNS and rows and all(isinstance(r, dict) for r in rows)
+    one = len(others) == 1 and key not in LISTS_OF_A_ROW and rows and all(isinstance(r, dict) for r in rows)
     return rows if one else [document]
 
 
@@ -117,9 +119,11 @@ def csv_rows(path: Path, max_row_bytes: int, delimiter: str = ",") -> Iterator[R
 
 def _csv_header(path: Path, reader: Iterator[list[str]], delimiter: str) -> list[str]:
     try:
-        header = next(reader)
-    except (StopIteration, csv.Error):
-        return []
+        header = next((fields for fields in reader if fields), [])
+    except csv.Error as error:
+        raise UserError(f"{path}: the header is not CSV: {error}.") from error
+    if any("\udc80" <= character <= "\udcff" for name in header for character in name):
+        raise UserError(f"{path}: the header is not UTF-8. Convert the file: iconv -t UTF-8.")
     for other, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(header) == 1 and other != delimiter and other in header[0]:
             raise UserError(f"{path}: one column, {header[0]!r}: is it separated by {name}? Set delimiter.")
@@ -215,15 +219,12 @@ def _text_lines(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[str
         yield line.decode("utf-8", "surrogateescape")
 
 
-def _first_line(path: Path, file: IO[bytes], max_row_bytes: int) -> bytes:
-    for _, line in _lines(path, file, max_row_bytes):
-        if line is None or line.strip():
-            return line or b""
-    return b""
-
-
-def _is_object(line: bytes) -> bool:
+def _begins_json_lines(path: Path, max_row_bytes: int) -> bool:
+    """Whether the first of several lines is an object; a single one is a document, whose rows may be inside."""
+    with _opened(path) as file:
+        filled = (line for _, line in _lines(path, file, max_row_bytes) if line is None or line.strip())
+        first, second = next(filled, None), next(filled, b"")
     try:
-        return isinstance(json.loads(line), dict)
+        return second != b"" and first is not None and isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return False

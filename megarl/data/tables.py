@@ -20,6 +20,7 @@ FORMATS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
+_READABLE = ", ".join(dict.fromkeys(kind for kind in FORMATS.values() if kind != "arrow"))
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 
 
@@ -59,6 +60,8 @@ def _rows(
         "tsv": lambda file: csv_rows(file, max_row_bytes, "\t"),
         "parquet": _parquet_rows,
     }
+    if format is not None and format not in readers:
+        raise UserError(f"format {format!r} is not known: set one of {_READABLE}.")
     for file in source_files(path, format, split):
         yield from readers[format or file_format(file)](file)
 
@@ -66,10 +69,14 @@ def _rows(
 def file_format(path: Path) -> str:
     """The format that a file's name promises. Raises UserError for an unknown ending."""
     name = path.with_suffix("") if path.suffix == ".gz" else path
-    if name.suffix.lower() not in FORMATS:
-        known = ", ".join(dict.fromkeys(FORMATS.values()))
-        raise UserError(f"{path}: unknown ending {name.suffix!r}. Set format to one of {known}.")
-    return FORMATS[name.suffix.lower()]
+    found = FORMATS.get(name.suffix.lower())
+    if found is None:
+        raise UserError(f"{path}: unknown ending {name.suffix!r}. Set format to one of {_READABLE}.")
+    if found == "arrow":
+        raise UserError(
+            f"{path}: a part of a folder that `save_to_disk` wrote. Name the folder, not a file in it."
+        )
+    return found
 
 
 def source_files(path: Path, format: str | None = None, split: str | None = None) -> list[Path]:

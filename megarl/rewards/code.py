@@ -24,7 +24,7 @@ from typing import Literal
 from megarl.errors import UserError, did_you_mean
 from megarl.rewards.code_compare import Comparison, How
 from megarl.rewards.code_tests import CallTest, StdinTest, Test, read_tests
-from megarl.rewards.extraction import after_thinking
+from megarl.rewards.extraction import answer_part
 from megarl.rewards.registry import BadReference, Reference, Response, Score, verifier
 from megarl.rewards.sandbox import Kind, Limits, Run, Sandbox, SandboxFailure, Session, choose
 
@@ -139,7 +139,7 @@ def code(
     tests = _spread(read_tests(reference), max_tests)
     if spoken.run and any(isinstance(test, CallTest) for test in tests):
         raise BadReference(f"function-call tests are for Python; this task's language is {name!r}")
-    program = last_code_block(after_thinking(response.text), spoken.labels)
+    program = last_code_block(answer_part(response), spoken.labels)
     if program is None:
         return _score(
             score, 0, 0, len(tests), f"no closed code block labelled {spoken.labels[0]!r} or unlabelled"

@@ -115,8 +115,8 @@ def _inputs_outputs(content: Any, name: str | None, key: str) -> list[Test]:
         ]
     wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     found: list[Test] = []
-    for given, wanted in zip(inputs, outputs, strict=True):
-        args = _json_lines(given) if isinstance(given, str) else given
+    for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
+        args = _json_lines(given, f"{key}, test {number}") if isinstance(given, str) else given
         expected = (wanted, wanted[0]) if wrapped else (wanted,)
         found.append(CallTest(function, tuple(args) if isinstance(args, list) else (args,), expected))
     return found
@@ -137,10 +137,7 @@ def _live_code_bench(reference: Reference, name: str | None) -> list[Test]:
             elif not name:
                 raise BadReference(f"{where}: a functional test, but no function is named")
             else:
-                try:
-                    found.append(CallTest(name, tuple(_json_lines(given)), (json.loads(wanted),)))
-                except ValueError as error:
-                    raise BadReference(f"{where}: {error}") from None
+                found.append(CallTest(name, tuple(_json_lines(given, where)), (_decoded(wanted, where),)))
     return found
 
 
@@ -227,9 +224,9 @@ def _decoded(value: Any, key: str) -> Any:
         raise BadReference(f"{key}: not JSON ({error})") from None
 
 
-def _json_lines(text: str) -> list[Any]:
+def _json_lines(text: str, where: str) -> list[Any]:
     """One argument a line."""
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [_decoded(line, where) for line in text.split("\n") if line.strip()]
 
 
 def _text(value: Any, where: str) -> str:

@@ -40,7 +40,7 @@ def exact(
 
     golds = [normal(gold) for gold in texts_of(reference)]
     answer = extract(answer_part(response), extraction, marker=answer_marker, tag=tag)
-    if not answer:
+    if not answer or not normal(answer):
         return Score(0.0, reason="no answer found")
     return Score(float(normal(answer) in golds))
 

@@ -39,11 +39,6 @@ def answer_part(
     return visible(response.text, think=think, eos=eos, opened=response.prompt.rstrip().endswith(think[0]))
 
 
-def after_thinking(text: str) -> str:
-    """The text without thinking blocks."""
-    return visible(text, think=THINK, eos=(), opened=False)
-
-
 def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
     """The answer, stripped; None where the convention isn't met.
 

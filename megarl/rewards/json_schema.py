@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jsonschema
 from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from megarl.rewards.code import last_code_block
 from megarl.rewards.extraction import answer_part, extract
@@ -45,7 +46,12 @@ def json_schema(
         value = json.loads(_json_text(answer_part(response), source, tag), **_STRICT)
     except (ValueError, RecursionError) as error:
         return Score(0.0, {"json": 0.0, "valid": 0.0}, f"not JSON: {error}")
-    fault = jsonschema.exceptions.best_match(kind(wanted, registry=Registry()).iter_errors(value))
+    try:
+        fault = jsonschema.exceptions.best_match(kind(wanted, registry=Registry()).iter_errors(value))
+    except Unresolvable as error:
+        raise BadReference(f"the schema is wrong: {error}") from None
+    except RecursionError:
+        return Score(0.5 if graded else 0.0, {"json": 1.0, "valid": 0.0}, "nested too deeply")
     if fault is not None:
         where = fault.json_path
         return Score(0.5 if graded else 0.0, {"json": 1.0, "valid": 0.0}, f"{where}: {fault.message[:200]}")

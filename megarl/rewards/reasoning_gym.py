@@ -62,7 +62,10 @@ def _scorer_of(reference: Reference) -> Callable[[str | None, dict[str, Any]], f
     name = reference.get("dataset")
     if not isinstance(name, str):
         raise BadReference("a reasoning_gym reference needs 'dataset', the task's name")
-    return _scorer(name, json.dumps(reference.get("config", {}), sort_keys=True))
+    try:
+        return _scorer(name, json.dumps(reference.get("config") or {}, sort_keys=True))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise BadReference(f"reasoning_gym's task {name!r} refuses its 'config': {error}") from None
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import numbers
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ class Score:
     """A verifier's verdict.
 
     value: the score, or None = could not be scored, which is never the same as 0.
-    parts: the verifier's own sub-scores, logged as `<verifier>/<part>`.
+    parts: the verifier's own sub-scores, logged as `<verifier>/<part>`: finite numbers, or None.
     reason: why value is None, or (for people) why it is what it is.
     """
 
@@ -99,6 +100,11 @@ class Score:
             raise ValueError("a Score without a value needs a reason")
         if self.value is not None and not math.isfinite(self.value):
             raise ValueError(f"a score must be finite, not {self.value!r}; use Score(None, reason=...)")
+        for name, part in self.parts.items():
+            if part is not None and not (isinstance(part, numbers.Real) and math.isfinite(part)):
+                raise ValueError(
+                    f"part {name!r} of a score must be a finite number or None, not {part!r:.60}"
+                )
 
 
 class BadReference(UserError):
@@ -184,8 +190,10 @@ def find(name: str, *, where: str = "verifier") -> Verifier:
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{where}: verifier {name!r}: cannot import {module_name!r} ({error})") from error
+    except Exception as error:  # whatever is wrong with a user's module
+        raise UserError(
+            f"{where}: verifier {name!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
+        ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -193,7 +201,20 @@ def find(name: str, *, where: str = "verifier") -> Verifier:
             f"{where}: verifier {name!r}: {module_name!r} has no function {attribute!r}."
             f"{did_you_mean(attribute, known)}"
         )
+    _check_signature(function, f"{where}: verifier {name!r}")
     return Verifier(name, path, function, getattr(function, "placement", Placement()))
+
+
+def _check_signature(function: Callable[..., Any], where: str) -> None:
+    """Refuse a function that cannot be called with a response and a reference."""
+    if inspect.isclass(function):
+        return
+    try:
+        inspect.signature(function).bind_partial(None, None)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{where} cannot be called: it must take (response, reference, *, options...)"
+        ) from None
 
 
 def to_score(returned: Any) -> Score:
@@ -219,10 +240,15 @@ def call(
     """Run a verifier in this thread. Whatever it raises makes the response unscored, with the reason."""
     try:
         return to_score(function(response, reference, **options))
-    except BadReference as error:
+    except (Exception, SystemExit) as error:
+        return unscored(error)
+
+
+def unscored(error: BaseException) -> Score:
+    """What a verifier raised, as a `Score` without a value."""
+    if isinstance(error, BadReference):
         return Score(None, reason=f"{BAD_REFERENCE}: {error}")
-    except Exception as error:
-        return Score(None, reason=f"raised {type(error).__name__}: {str(error)[:200]}")
+    return Score(None, reason=f"raised {type(error).__name__}: {str(error)[:200]}")
 
 
 def _options_of(function: Callable[..., Any]) -> tuple[list[str], TypeAdapter[dict[str, Any]]]:

@@ -118,11 +118,11 @@ def _score(given: Any) -> Score:
         return Score(None, reason="the service could not score it")
     if not isinstance(given, dict):
         return to_score(given)
-    value, reason = given.get("score"), given.get("reason")
-    parts = given.get("parts") or {}
-    clean = {
-        str(key): to_score(part).value if part is not None else None for key, part in dict(parts).items()
-    }
+    value, reason, parts = given.get("score"), given.get("reason"), given.get("parts") or {}
+    if not isinstance(parts, dict):
+        return Score(None, reason=f"the service's parts are a {type(parts).__name__}, not an object")
+    clean = {key: to_score(part).value if part is not None else None for key, part in parts.items()}
     if value is None:
         return Score(None, clean, str(reason or "the service could not score it"))
-    return Score(to_score(value).value, clean, None if reason is None else str(reason))
+    scored = to_score(value)
+    return Score(scored.value, clean, scored.reason or (None if reason is None else str(reason)))

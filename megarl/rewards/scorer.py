@@ -23,14 +23,13 @@ from megarl.errors import UserError, did_you_mean
 from megarl.rewards.compose import PartScore, compose
 from megarl.rewards.pool import WorkerPool
 from megarl.rewards.registry import (
-    BAD_REFERENCE,
-    BadReference,
     Reference,
     Response,
     Score,
     Verifier,
     call,
     find,
+    unscored,
 )
 from megarl.rewards.services import ServiceHost
 from megarl.rewards.settings import Part, RewardSettings
@@ -155,6 +154,11 @@ class Scorer:
 
     def _for_prompt(self, verifier: str) -> _Ready:
         if verifier not in self._named:
+            if any(ready.part.name == verifier for ready in self._shaping):
+                raise UserError(
+                    f"rewards.shaping has a part named {verifier!r}, which is also the verifier of a prompt: their "
+                    f"scores would be logged as one. Give the part another name, and `verifier: {verifier}`."
+                )
             try:
                 ready = _ready(Part(name=verifier), "a prompt's verifier")
             except UserError as error:
@@ -167,8 +171,8 @@ class Scorer:
     async def _run(self, ready: _Ready, response: Response, reference: Reference) -> Score:
         try:
             place = ready.verifier.place(reference)
-        except BadReference as error:
-            return Score(None, reason=f"{BAD_REFERENCE}: {error}")
+        except Exception as error:
+            return unscored(error)
         if place == "service":
             job = self._services.submit(ready.part.name, ready.verifier, ready.options, response, reference)
             return await _within(asyncio.wrap_future(job), ready.timeout_s)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from megarl.rewards.registry import Reference, Response, Score, Verifier, to_score
+from megarl.rewards.registry import Reference, Response, Score, Verifier, to_score, unscored
 
 
 class ServiceHost:
@@ -71,7 +71,7 @@ class ServiceHost:
                 self._instances[name] = verifier.function(**options)
             return to_score(await self._instances[name](response, reference))
         except Exception as error:
-            return Score(None, reason=f"raised {type(error).__name__}: {str(error)[:200]}")
+            return unscored(error)
 
     async def _close_instances(self) -> None:
         for task in asyncio.all_tasks():

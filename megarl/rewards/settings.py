@@ -20,7 +20,7 @@ from megarl.errors import UserError, did_you_mean
 class Part(BaseModel):
     """One verifier's share of the reward."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(
         description="the name in the logs; also the verifier's, unless `verifier` says otherwise"
@@ -57,7 +57,7 @@ class Part(BaseModel):
 class RewardSettings(BaseModel):
     """Everything a `Scorer` needs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     verifiers: tuple[Part, ...] = Field(
         (), description="options and weights for the verifiers that prompts name"

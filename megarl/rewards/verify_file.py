@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -109,7 +110,8 @@ def verify_file(
     """Score every response of a file (JSON lines, JSON, CSV, parquet) by one verifier.
 
     options: the verifier's own. timeout_s: per response; default: the verifier's. write: a JSON-lines file
-    that gets one {"row", "index", "value", "parts", "reason"} per response, in the order of completion.
+    that gets one {"row", "index", "value", "parts", "reason"} per response, in the order of completion; it
+    appears when it is whole.
     Raises UserError naming file and row for a row that can't be read, unless `on_bad_row` is "skip".
     """
     source = Path(path).expanduser()
@@ -120,7 +122,7 @@ def verify_file(
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         scorer = stack.enter_context(Scorer({"verifiers": [part], "workers": workers}))
-        out = stack.enter_context(_opened(write)) if write is not None else None
+        out = stack.enter_context(_written(Path(write).expanduser(), source)) if write is not None else None
         rows = _Rows(source, format, columns, on_bad_row == "skip", report)
         asyncio.run(_score_all(rows, scorer, report, out))
     report.seconds = time.monotonic() - start
@@ -179,16 +181,32 @@ class _Rows:
     def refuse(self, row: Row, problem: str) -> None:
         told = f"{row.place}: {problem}"
         if not self.skip:
-            raise UserError(f"{told}. To leave bad rows out, set on_bad_row to 'skip'.") from None
+            raise UserError(
+                f"{told.removesuffix('.')}. To leave bad rows out: --skip-bad-rows (in Python, on_bad_row='skip')."
+            ) from None
         self.report.bad_rows += 1
         self.report.problems += [told] if len(self.report.problems) < KEPT else []
 
 
-def _opened(path: str | Path) -> IO[str]:
+@contextlib.contextmanager
+def _written(path: Path, source: Path) -> Iterator[IO[str]]:
+    """A file to write that gets its name when everything is in it; a device or pipe is written as it is."""
+    if path.exists() and source.exists() and path.samefile(source):
+        raise UserError(f"{path}: holds the responses; write the verdicts to another file.")
+    whole = path.is_file() or not path.exists()
+    at = path.with_name(f".{path.name}.partial") if whole else path
     try:
-        return open(path, "w", encoding="utf-8")
+        file = open(at, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error}") from error
+    try:
+        with file:
+            yield file
+        if whole:
+            os.replace(at, path)
+    finally:
+        if whole:
+            at.unlink(missing_ok=True)
 
 
 def _responses(row: Row, value: Mapping[str, Any], columns: Columns) -> Iterator[_Task]:

@@ -119,3 +119,10 @@ def test_wrong_settings_and_missing_files_are_the_users_mistake(tmp_path):
         inspect_file(FOLDER / "gsm8k.jsonl", format="xml")
     with pytest.raises(UserError, match="no preset 'gsm'"):
         inspect_file(FOLDER / "gsm8k.jsonl", preset="gsm")
+
+
+def test_duplicates_in_two_files_of_a_folder_are_found_though_their_row_numbers_agree(tmp_path):
+    for name, answer in (("a.jsonl", "2"), ("b.jsonl", "3")):
+        (tmp_path / name).write_text(json.dumps({"problem": "What is 1 + 1?", "answer": answer}) + "\n")
+    report = inspect_file(tmp_path)
+    assert (report.rows, report.duplicates, report.conflicts) == (2, 1, [(1, 1)])

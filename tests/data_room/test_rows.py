@@ -111,8 +111,13 @@ def test_json_lines_named_json_and_arrays_inside_an_object_are_read(tmp_path):
     (tmp_path / "one.json").write_text(
         json.dumps({"messages": [{"role": "user", "content": "a"}], "n": 1}, indent=1)
     )
-    assert rows(tmp_path / "lines.json") == rows(tmp_path / "inside.json") == ROWS
+    (tmp_path / "in_one_line.json").write_text(json.dumps({"version": 1, "data": ROWS}) + "\n")
+    task = {"question": "q", "tests": [{"stdin": "1", "stdout": "1"}]}
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    for name in ("lines", "inside", "in_one_line"):
+        assert rows(tmp_path / f"{name}.json") == ROWS
     assert len(rows(tmp_path / "one.json")) == 1
+    assert rows(tmp_path / "task.json") == [task]
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_column(tmp_path):
@@ -154,6 +159,10 @@ def test_json_lines_come_back_as_written(tmp_path_factory, given_rows):
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
         ("a.csv", b"question;answer\n1;2\n", "separated by semicolons"),
         ("a.csv", b"q,q\n1,2\n", "two columns are named 'q'"),
+        ("a.csv", b"question,answer\rq,1\r", "the header is not CSV"),
+        ("a.csv", b'"question,answer\nq,1\n', "the header is not CSV"),
+        ("a.csv", "réponse,answer\nq,1\n".encode("latin-1"), "the header is not UTF-8"),
+        ("a.arrow", b"ARROW1", "Name the folder"),
         ("a.txt", b"x", r"unknown ending '\.txt'"),
     ],
 )

@@ -90,6 +90,8 @@ def test_code_in_a_thinking_block_is_not_the_answer():
     assert scored(f"<think>{fenced(RIGHT)}</think>\n{fenced('print(1)')}").value == 0
     assert scored(f"<think>{fenced('print(1)')}</think>\n{fenced(RIGHT)}").value == 1
     assert scored(f"<think>{fenced(RIGHT)}").value == 0
+    cut_off = Response(fenced(RIGHT), finish_reason="length", prompt="Add. <think>\n")
+    assert code(cut_off, ADDS, limits=SMALL, sandbox="bubblewrap").value == 0
 
 
 def test_a_response_without_a_program_scores_zero_and_says_so():
@@ -138,6 +140,10 @@ PACKED = base64.b64encode(
             [CallTest("f", ([1, 2], "a"), (True,))],
         ),
         (
+            {"input_output": {"inputs": ['"a\u2028b"\n1'], "outputs": [3], "fn_name": "f"}},
+            [CallTest("f", ("a\u2028b", 1), (3,))],
+        ),
+        (
             {"test_list": ["assert f(1, (2, 3)) == [4]", "assert f('a', k={'b': 1}) == None"]},
             [CallTest("f", (1, [2, 3]), ([4],)), CallTest("f", ("a",), (None,), {"k": {"b": 1}})],
         ),
@@ -164,6 +170,10 @@ class Evil:
         ({"tests": [{"args": [1], "expected": 1}]}, "tests, test 1: no function is named"),
         ({"tests": [{"function": "f", "args": 1, "expected": 1}]}, "`args` must be a list"),
         ({"input_output": {"inputs": ["1"], "outputs": []}}, "same length"),
+        (
+            {"input_output": {"inputs": ["[1"], "outputs": [1], "fn_name": "f"}},
+            "input_output, test 1: not JSON",
+        ),
         ({"private_test_cases": "!"}, "neither JSON nor base64"),
         (
             {"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode()},
@@ -319,6 +329,20 @@ def test_functions_and_methods_are_called_with_their_arguments():
     assert "JSON cannot hold" in scored(fenced("def two_sum(a, b): return {0, 1}"), reference).reason
 
 
+def test_a_convenience_name_is_no_answer_to_a_task_of_that_name():
+    reference = {"tests": [{"args": [12, 18], "expected": 6}], "fn_name": "gcd"}
+    assert "no function 'gcd'" in scored(fenced("pass"), reference).reason
+    assert scored(fenced("from math import gcd"), reference).value == 1
+    method = "class Solution:\n    def gcd(self, a, b): return 6"
+    assert scored(fenced(method), reference).value == 1
+
+
+def test_programs_may_end_themselves_as_in_any_interpreter():
+    for ending in ("exit()", "quit(0)", "import sys\nsys.stdout.close()"):
+        assert scored(fenced(f"{RIGHT}\n{ending}")).value == 1, ending
+    assert "exit code 3" in scored(fenced(f"{RIGHT}\nexit(3)")).reason
+
+
 def test_printing_in_a_tested_function_is_no_part_of_its_result():
     reference = {"tests": [{"args": [], "expected": 5}], "fn_name": "f"}
     assert scored(fenced("def f():\n    print('[1, 2]')\n    return 5"), reference).value == 1
@@ -417,3 +441,11 @@ def test_options_are_checked_and_the_sandbox_is_tried_when_a_configuration_is_re
         with pytest.raises(UserError, match=message) as raised:
             find("code").options(options, where="rewards.verifiers.0")
         assert str(raised.value).startswith("rewards.verifiers.0: ")
+
+
+def test_a_tolerance_is_relative_for_large_numbers_and_absolute_near_zero():
+    close = Comparison(float_tolerance=1e-6)
+    assert close.difference("1000000000.0", "1000000000.5") is None
+    assert close.difference("0.0", "0.0000005") is None
+    assert close.difference("1000000000.0", "1000002000.0") is not None
+    assert close.difference("0.0", "0.00001") is not None

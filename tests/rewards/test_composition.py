@@ -126,6 +126,28 @@ def scored_sample(reward: float | None, finish_reason: str = "stop") -> Sample:
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {"gate_value": float("nan")},
+        {"clip": (float("nan"), 1.0)},
+        {"shaping": [{"name": "format", "weight": float("inf")}]},
+        {"shaping": [{"name": "format", "gate": float("nan")}]},
+    ],
+)
+def test_a_setting_that_would_make_rewards_no_numbers_is_refused(settings):
+    with pytest.raises(UserError, match="finite"):
+        Scorer({"workers": 0, **settings})
+
+
+def test_a_shaping_part_named_like_a_prompts_verifier_is_refused_before_anything_is_sampled():
+    scorer = Scorer({"workers": 0, "shaping": [{"name": "exact", "weight": 0.5}]})
+    with scorer, pytest.raises(UserError, match=r"shaping has a part named 'exact'.*`verifier: exact`"):
+        scorer.check(["exact"])
+    with Scorer({"workers": 0, "shaping": [{"name": "again", "verifier": "exact"}]}) as scorer:
+        scorer.check(["exact"])
+
+
+@pytest.mark.parametrize(
     ("reason", "kind"),
     [
         ("math: timed out after 5 s", "timed_out"),

@@ -195,17 +195,18 @@ def test_no_torch_is_imported_here_or_in_a_worker():
 
 
 def test_a_verifier_that_raises_or_returns_nonsense_is_unscored_with_the_reason(scorer):
-    raised, text, nan = score_all(
+    raised, text, nan, part = score_all(
         scorer,
         *(
             make_sample("", f"tests.rewards.verifiers_for_tests:{name}", {})
-            for name in ("raises", "says_yes", "says_nan")
+            for name in ("raises", "says_yes", "says_nan", "says_why")
         ),
     )
     assert raised.reward is None
     assert raised.unscored_reason.endswith("raised KeyError: 'answer'")
     assert "returned str" in text.unscored_reason
     assert "returned nan" in nan.unscored_reason
+    assert "part 'why' of a score must be a finite number" in part.unscored_reason
 
 
 def test_an_unknown_verifier_or_option_is_refused_before_anything_is_sampled(scorer):
@@ -225,6 +226,29 @@ def test_an_unknown_verifier_or_option_is_refused_before_anything_is_sampled(sco
         find("no_such_package:verify")
     with pytest.raises(UserError, match=r"no function 'shout'\. Did you mean 'shouts'"):
         find("tests.rewards.verifiers_for_tests:shout")
+    for name in ("tests.rewards.verifiers_for_tests:takes_one", "builtins:max"):
+        with pytest.raises(UserError, match=r"must take \(response, reference"):
+            find(name)
+
+
+def test_a_users_module_that_cannot_be_imported_is_told_in_one_message(tmp_path, monkeypatch):
+    (tmp_path / "broken_rewards.py").write_text("def f(:\n")
+    (tmp_path / "raising_rewards.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=r"cannot import 'broken_rewards' \(SyntaxError: .*line 1"):
+        find("broken_rewards:f")
+    with pytest.raises(UserError, match=r"cannot import 'raising_rewards' \(ZeroDivisionError"):
+        find("raising_rewards:f")
+    with pytest.raises(UserError, match="cannot import ''"):
+        find(":f")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_verifier_that_exits_ends_nothing_but_its_own_score(workers):
+    with Scorer({"workers": workers}) as scorer:
+        (sample,) = score_all(scorer, make_sample("", "tests.rewards.verifiers_for_tests:leaves", {}))
+    assert sample.reward is None
+    assert sample.unscored_reason.endswith("raised SystemExit: 0")
 
 
 def test_a_row_without_its_reference_is_unscored_not_wrong(scorer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from typing import Any
@@ -104,6 +105,26 @@ def test_parts_and_reasons_of_the_service_are_kept():
     with serving(lambda path, headers, body: (200, {}, answer)) as server, remote(server.url) as scorer:
         (scored,) = score_all(scorer, "remote", ["x"])
         assert scored.parts == {"remote": 1.0, "remote/style": 0.5, "remote/facts": None}
+
+
+def test_one_odd_score_of_a_batch_leaves_the_others_as_they_are():
+    odd = [
+        {"score": float("nan")},
+        {"score": "good"},
+        {"score": 1, "parts": [1]},
+        {"score": 1, "parts": {"a": "b"}},
+    ]
+
+    def reply(path, headers, body):
+        return 200, {}, json.dumps({"scores": [0.5, *odd]}).encode()
+
+    with serving(reply) as server, remote(server.url, batch_size=5, max_wait_s=30.0) as scorer:
+        first, nan, text, parts, unknown_part = score_all(scorer, "remote", ["x"] * 5)
+    assert (first.reward, nan.reward, text.reward, parts.reward) == (0.5, None, None, None)
+    assert "returned nan" in nan.reason
+    assert "returned str" in text.reason
+    assert "parts are a list" in parts.reason
+    assert (unknown_part.reward, unknown_part.parts["remote/a"]) == (1.0, None)
 
 
 def test_a_slow_service_costs_its_time_bound():

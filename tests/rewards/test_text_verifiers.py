@@ -40,6 +40,7 @@ def test_exact_compares_the_answer_and_nothing_around_it(text, right):
 def test_exact_takes_any_of_several_references_and_its_options():
     assert value("exact", "Answer: 7", {"answer": ["seven", 7]}) == 1.0
     assert value("exact", "PARIS!", {"answer": "Paris"}, ignore_case=True, ignore_punctuation=True) == 1.0
+    assert value("exact", "...", {"answer": "$"}, ignore_punctuation=True) == 0.0  # nothing equals nothing
     assert value("exact", "New  York", {"answer": "New York"}) == 1.0
     assert value("exact", "New  York", {"answer": "New York"}, ignore_space=False) == 0.0
     assert value("exact", "New York", {}) is None
@@ -193,7 +194,12 @@ def test_json_schema_compares_a_value_grades_and_names_the_fault():
 def test_json_schema_fetches_no_other_document():
     score = verify("json_schema", "1", {"schema": {"$ref": "http://127.0.0.1:9/schema.json"}})
     assert score.value is None
+    assert "bad reference" in score.reason
     assert "Unresolvable" in score.reason or "Unretrievable" in score.reason
+
+
+def test_json_too_deep_for_a_recursive_schema_is_wrong_not_unscored():
+    assert value("json_schema", "[" * 900 + "]" * 900, {"schema": {"items": {"$ref": "#"}}}) == 0.0
 
 
 def test_length_falls_in_a_straight_line_from_start_to_end():

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from megarl.cli import main
 from megarl.errors import UserError
 from megarl.rewards import Columns, parse_options, verify_file
 
@@ -139,3 +140,47 @@ def test_unscored_responses_are_counted_with_their_reason(tmp_path):
     report = verify_file(path, verifier="tests.rewards.verifiers_for_tests:raises", workers=0)
     assert report.mean is None
     assert report.unscored == {"raised KeyError: 'answer'": 3}
+
+
+def test_verdicts_never_replace_what_they_are_about_nor_what_they_do_not_supersede(tmp_path):
+    path = write_lines(tmp_path / "x.jsonl", ROWS)
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"x\.jsonl: holds the responses"):
+        verify_file(path, verifier="exact", workers=0, write=path)
+    assert path.read_bytes() == before
+    earlier = write_lines(tmp_path / "verdicts.jsonl", [{"row": 1}])
+    before = earlier.read_bytes()
+    bad = write_lines(tmp_path / "bad.jsonl", [*ROWS, "{broken"])
+    with pytest.raises(UserError, match=r"bad\.jsonl, row 6.*--skip-bad-rows"):
+        verify_file(bad, verifier="exact", workers=0, write=earlier)
+    assert earlier.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bad.jsonl", "verdicts.jsonl", "x.jsonl"]
+    verify_file(path, verifier="exact", workers=0, write=earlier)
+    assert len(earlier.read_text().splitlines()) == 5
+    verify_file(path, verifier="exact", workers=0, write="/dev/null")
+    assert not Path("/dev/null").is_file()
+
+
+def test_text_that_is_no_unicode_is_shown_and_written_escaped(tmp_path, capsys):
+    row = {"question \ud800": "q", "answer": "1", "response": "\ud800", "label": True}
+    path = write_lines(tmp_path / "x.jsonl", [row])
+    for command in (["verify", str(path), "--verifier", "exact"], ["data", "inspect", str(path)]):
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        assert end.value.code == 0
+        assert "\\ud800" in capsys.readouterr().out
+
+
+def test_a_reference_that_a_task_refuses_is_a_bad_row(tmp_path):
+    entry = {"question": "q", "answer": "5", "metadata": {}}
+    tasks = [
+        {"dataset": "chain_sum", "entry": entry, "config": {"foo": 1}},
+        {"dataset": "chain_sum", "entry": entry, "config": [1]},
+        {"dataset": "chain_sum", "entry": entry, "config": {"min_terms": "a"}},
+        {"dataset": "composite", "entry": entry},
+        {"dataset": "chain_sum", "entry": entry, "config": None},
+    ]
+    path = write_lines(tmp_path / "x.jsonl", [{"response": "5", "reference": task} for task in tasks])
+    report = verify_file(path, verifier="reasoning_gym", workers=0, on_bad_row="skip")
+    assert (report.bad_rows, report.scored, report.mean) == (4, 1, 1.0)
+    assert "row 1: reasoning_gym's task 'chain_sum' refuses its 'config'" in report.problems[0]

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from megarl.rewards.registry import Reference, Response
+from megarl.rewards.registry import Reference, Response, Score
 
 
 def shouts(response: Response, reference: Reference, *, at_least: int = 1) -> float:
@@ -35,6 +35,18 @@ def says_yes(response: Response, reference: Reference) -> str:
 
 def says_nan(response: Response, reference: Reference) -> float:
     return float("nan")
+
+
+def says_why(response: Response, reference: Reference) -> Score:
+    return Score(1.0, {"why": "it is good"})  # type: ignore[dict-item]
+
+
+def leaves(response: Response, reference: Reference) -> float:
+    sys.exit(0)
+
+
+def takes_one(response: Response) -> float:
+    return 1.0
 
 
 def eat_memory(response: Response, reference: Reference) -> float:

@@ -25,9 +25,8 @@ MAX_FORMULA_CHARACTERS = 600
 MAX_BRACKETS = 40
 MAX_LOG2 = 2.0**18  # about 79,000 decimal digits
 MAX_NODES = 1000
-_UNREADABLE = re.compile(
-    r"\$|\\ldots|(?<![\d_^.])\d+\s+\d"
-)  # math-verify would read "1 234" as 1234, "4\ldots" as 4
+# math-verify would read "1 234" as 1234, "4\ldots", "4_3" and "4 \mod 3" as 4, and drop a degree sign.
+_UNREADABLE = re.compile(r"\$|\\ldots|\\mod(?![a-z])|\d\s*_|\^\{\\circ\}|(?<![\d_^.])\d+\s+\d")
 
 
 @functools.cache

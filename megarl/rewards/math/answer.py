@@ -67,10 +67,12 @@ class Matrix:
 class Assignment:
     """`name = values[0] = values[1]...`: every link of the chain must be right. `name` is "" for a bare
     chain.
+    equation: the whole, if it relates one letter to others (`y = 2x + 1`), else "".
     """
 
     name: str
     values: tuple[Answer, ...]
+    equation: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,16 @@ _NAME = re.compile(
     r"(?:\s*\(\s*[\w,\s\\]{1,20}\))?"
 )
 _NAMES = re.compile(rf"\(?\s*{_NAME.pattern}(?:\s*,\s*{_NAME.pattern})*\s*\)?")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z])\s*\^\{\\circ\}")
 _NOT_NAMES = frozenset((r"\frac", r"\sqrt", r"\pi", r"\infty", r"\emptyset"))
 
 
 def read(text: str, depth: int = 0) -> Answer | None:
     """The meaning of a tidy answer (see `text.tidy`); None for an empty one."""
     text = text.strip()
+    if (whole := TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
+        text = whole[1].strip()  # a list set as text
     if text in (r"\emptyset", r"\{\}", r"\{ \}"):
         return EMPTY_SET
     if not _says_something(text):
@@ -189,8 +195,11 @@ def _assignment(sides: list[str], operators: list[str], depth: int) -> Answer | 
     values = [read(side, depth + 1) for side in (exact[1:] if named else exact)]
     if not values or any(value is None for value in values):
         return None
+    relates = len(sides) == 2 and re.fullmatch("[a-zA-Z]", sides[0]) and _free_letters(sides[1])
     return Assignment(
-        _plain(sides[0]) if named else "", tuple(value for value in values if value is not None)
+        _plain(sides[0]) if named else "",
+        tuple(value for value in values if value is not None),
+        f"{sides[0]}={sides[1]}" if relates else "",
     )
 
 
@@ -295,6 +304,8 @@ def _leaf(text: str) -> Answer:
         return Text(words)
     if content and len(content[1].strip()) == 1:
         text = content[1].strip()
+    if _TRIGONOMETRIC.search(text) and r"^{\circ}" in text:
+        return Formula(_DEGREES.sub(r"\\frac{\1\\pi}{180}", text))
     percent = text.endswith("%")
     body, unit = split_unit(text[:-1].rstrip() if percent else text)
     return Formula(body, unit, percent)

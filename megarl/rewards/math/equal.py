@@ -22,6 +22,7 @@ from megarl.rewards.math.answer import (
     Union,
 )
 from megarl.rewards.math.number import Number
+from megarl.rewards.math.units import changes_value
 
 Percent = Literal["value", "number", "either"]
 HALF = Fraction(1, 2)
@@ -46,7 +47,7 @@ def same(a: Answer, b: Answer, rules: Rules) -> bool:
     if a == b:
         return True
     if isinstance(a, Assignment) or isinstance(b, Assignment):
-        return _same_assignment(a, b, rules)
+        return _same_assignment(a, b, rules) or _same_equation(a, b, rules)
     if isinstance(a, Text) and isinstance(b, Text):
         return a.words == b.words
     if isinstance(a, (Number, Formula)) and isinstance(b, (Number, Formula)):
@@ -76,6 +77,18 @@ def _same_assignment(a: Answer, b: Answer, rules: Rules) -> bool:
     chain, other = (a, b) if isinstance(a, Assignment) else (b, a)
     assert isinstance(chain, Assignment)
     return all(same(value, other, rules) for value in chain.values)
+
+
+def _same_equation(a: Answer, b: Answer, rules: Rules) -> bool:
+    """`y = 2x + 1` is `2x - y + 1 = 0`: the same line, whichever letter stands alone."""
+    left, right = _equation(a), _equation(b)
+    return bool(left and right) and same_formula(left, right, ignore_case=rules.lenient)
+
+
+def _equation(answer: Answer) -> str:
+    if isinstance(answer, Assignment):
+        return answer.equation
+    return answer.latex if isinstance(answer, Formula) and "=" in answer.latex and not answer.unit else ""
 
 
 def _same_items(a: Items, b: Items, rules: Rules) -> bool:
@@ -124,7 +137,7 @@ def _within(parts: Sequence[Answer], others: Sequence[Answer], rules: Rules) -> 
 
 def _same_value(a: Number | Formula, b: Number | Formula, rules: Rules) -> bool:
     """Numbers and formulas: units agree where both give one, percent signs as configured, then the values."""
-    if a.unit and b.unit and a.unit != b.unit:
+    if a.unit != b.unit and ((a.unit and b.unit) or changes_value(a.unit or b.unit)):
         return False
     if a.percent == b.percent:
         return _equal(a, b, 1, rules)

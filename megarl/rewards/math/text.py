@@ -101,7 +101,10 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:cdots|dots|ldots|dotsc|dotsb)(?![a-zA-Z])\s*|\.\.\.", r"\\ldots "),
         (r"\\colon(?![a-zA-Z])", ":"),
         (r"\\div(?![a-zA-Z])", "/"),
-        (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![a-zA-Z])|\\text\{\s*degrees?\s*\}", r"^{\\circ}"),
+        (
+            r"\^\s*\{\s*\\(?:circ|degree)\s*\}|(?:\^\s*\\circ|\^?\s*\\degree)(?![a-zA-Z])|\\text\{\s*degrees?\s*\}",
+            r"^{\\circ}",
+        ),
         (r"\\imath(?![a-zA-Z])", "i"),
         (r"\*\*(?=\s*[-\w({\\])", "^"),
         (r"(?<=[\w)}])\s*\*\s*(?=[\w(\\-])", r" \\cdot "),
@@ -162,6 +165,7 @@ def _from_unicode(text: str) -> str:
         lambda m: r"\sqrt" + (m[1] if m[1] in "({" else "{" + m[1] + "}"),
         text,
     )
+    text = re.sub(r"([€£])\s*(-?[\d.][\d.,]*\d|-?\d)", r"\2\1", text)
     text = re.sub(r"[¼-¾⅐-⅞]", _vulgar, text)
     text = re.sub(r"\d", lambda m: str(unicodedata.decimal(m[0])), text)  # of any script
     return unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)

@@ -68,6 +68,10 @@ _NOT_UNITS = re.compile(
     "and|or|mod|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|arc(?:sin|cos|tan)|to|is|if|when|where|for|with|from"
     "|times|plus|minus|over|choose|factorial"
 )
+# Behind a number these change its value, so "12 million" is neither 12 nor 12 apples.
+_SCALES = frozenset(["half", "hundred", "thousand", "million", "billion", "trillion", "dozen"])
+# Words that make more of a number than an amount, even set as text: "12 or less".
+_NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod)\b", re.IGNORECASE)
 
 
 def read_unit(tail: str, *, spaced: bool) -> str | None:
@@ -89,7 +93,7 @@ def read_unit(tail: str, *, spaced: bool) -> str | None:
         if not words and not (match["text"] or match["degree"] or match["word"]):
             return None  # "2^3" and "1/2" are no units
         if match["text"] is not None:
-            if re.search(r"[0145-9=<>+]", match["text"]):
+            if re.search(r"[0145-9=<>+]", match["text"]) or _NO_AMOUNT.search(match["text"]):
                 return None
             words += re.findall(r"[a-zµω]+|/|[23]", match["text"].casefold())
         elif match["degree"]:
@@ -104,6 +108,11 @@ def read_unit(tail: str, *, spaced: bool) -> str | None:
             words.append(match["word"].rstrip(".").casefold())
         position = match.end()
     return _compose(words)
+
+
+def changes_value(unit: str) -> bool:
+    """Whether a unit's name changes the value before it."""
+    return not _SCALES.isdisjoint(unit.split())
 
 
 def split_unit(text: str) -> tuple[str, str]:

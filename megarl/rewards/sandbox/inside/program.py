@@ -7,6 +7,7 @@ process.
 
 from __future__ import annotations
 
+import _sitebuiltins
 import atexit
 import builtins
 import os
@@ -44,7 +45,8 @@ def run(kind: str, source: bytes, job: dict[str, Any]) -> None:
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if not stream.closed:
+                stream.flush()
         except Exception:
             code = code or 120  # as the interpreter does
     os._exit(code)
@@ -76,10 +78,13 @@ def _run(kind: str, source: bytes, job: dict[str, Any]) -> None:
     sys.path[:] = [os.getcwd(), *(path for path in sys.path if path != job["package_path"])]
     for name in [name for name in sys.modules if name == "inside" or name.startswith("inside.")]:
         del sys.modules[name]
+    for word in ("exit", "quit"):  # the `site` module would define them; it is not loaded here
+        setattr(builtins, word, _sitebuiltins.Quitter(word, ""))
     if kind == "script":
-        _load(source, "__main__", {})
+        _load(source, "__main__", builtins)
         return
-    module = _load(source, "solution", conveniences())
+    # As builtins, not as names of the module: a function that is asked for must be the program's own.
+    module = _load(source, "solution", vars(builtins) | conveniences())
     returned = _function(module, job["function"])(*job["args"], **job["kwargs"])
     import json
 
@@ -88,9 +93,9 @@ def _run(kind: str, source: bytes, job: dict[str, Any]) -> None:
         result.write(payload)
 
 
-def _load(source: bytes, name: str, names: dict[str, Any]) -> ModuleType:
+def _load(source: bytes, name: str, builtin_names: ModuleType | dict[str, Any]) -> ModuleType:
     module = type(sys)(name)
-    module.__dict__.update(names, __file__=FILE)
+    module.__dict__.update(__builtins__=builtin_names, __file__=FILE)
     sys.modules[name] = module
     exec(compile(source, FILE, "exec", dont_inherit=True), module.__dict__)
     return module
