@@ -44,12 +44,17 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     from megarl import launcher
     from megarl.config.load import load_config
 
-    settings = load_config(config, overrides or ())
+    try:
+        settings = load_config(config, overrides or ())
+    except UserError as error:
+        error.silent = not launcher.is_first_rank()
+        raise
     if not launcher.under_torchrun():
         ranks = launcher.ranks_on_this_machine(settings)
         if ranks > 1:
             raise typer.Exit(launcher.launch(settings, ["train", str(config), *(overrides or ())]))
-    launcher.die_with_parent()
+    else:
+        launcher.die_with_parent()
     from megarl.training.train import train as run
 
     run(settings)
@@ -57,15 +62,22 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def check(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Check a run's configuration without starting anything: keys, rules, algorithm, layout."""
+    """Check a run's configuration without starting anything: keys, rules, algorithm, layout, model."""
     from megarl.config.load import load_config
     from megarl.launcher import ranks_on_this_machine
-    from megarl.training.run import check_recipe
+    from megarl.training.make_model import made_config
+    from megarl.training.run import check_context, check_recipe, check_shares, layout_of
+    from megarl.weights.checkpoint_files import read_config
+    from megarl.weights.families import family_of
 
     settings = load_config(config, overrides or ())
     ranks = ranks_on_this_machine(settings)
-    moe = settings.model.make is None or bool(settings.model.make.get("num_experts"))
-    recipe, sources = check_recipe(settings, moe=moe)
+    check_shares(settings, ranks // layout_of(settings).replica_ranks())
+    model = settings.model
+    hf = made_config(model.make).to_dict() if model.make else read_config(Path(str(model.path)))
+    architecture = family_of(hf, source=f"{model.path or 'model.make'}").architecture(hf)
+    check_context(settings, architecture.max_positions)
+    recipe, sources = check_recipe(settings, moe=bool(architecture.moe_layers))
     print(f"{config}: fine. {recipe.name} on {ranks} ranks, old log-probabilities: {sources.old_logprobs}.")
 
 

@@ -51,7 +51,8 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
 
 def start_ranks(ranks: int, threads: int, arguments: Sequence[str]) -> int:
     """Run `python -m megarl ARGUMENTS` on so many ranks; returns the exit code: 0, 2 for a user's mistake (the rank
-    has said which), else 1."""
+    has said which), 128 + n when signal n ended it, else 1."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -72,6 +73,8 @@ def start_ranks(ranks: int, threads: int, arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         codes = [failure.exitcode for failure in error.failures.values()]
         return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else 1
+    except SignalException as signalled:  # Ctrl-C, kill: the ranks are ended by now
+        return 128 + int(signalled.sigval)
     return 0
 
 

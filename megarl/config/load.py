@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -27,7 +27,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     try:
         values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"{path}: {error.msg if hasattr(error, 'msg') else error}") from error
+        raise UserError(f"{path}: {_first_line(error)}") from error
     return make_config(values, where=str(path))
 
 
@@ -59,55 +59,69 @@ def _read(path: Path, above: tuple[Path, ...]) -> DictConfig:
         raise UserError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; name a YAML file") from None
+    except OSError as error:  # omegaconf's own for a file that holds one bare value has no strerror
+        raise UserError(f"{path}: cannot be read as YAML ({error.strerror or error})") from error
     except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(own, DictConfig):
         raise UserError(f"{path}: must hold keys and values, not a list")
     defaults = own.pop("defaults", [])
-    if isinstance(defaults, str) or not all(isinstance(d, str) for d in defaults):
+    if not isinstance(defaults, list | ListConfig) or not all(isinstance(d, str) for d in defaults):
         raise UserError(f"{path}: `defaults` must be a list of file names")
     below = [_read(path.parent / name, (*above, resolved)) for name in defaults]
     merged = OmegaConf.create({})
-    for layer in (*below, own):
-        merged = _lay_over(merged, layer)
+    try:
+        for layer in (*below, own):
+            merged = _lay_over(merged, layer)
+    except (OmegaConfBaseException, TypeError) as error:
+        raise UserError(f"{path}: does not fit what its defaults say: {_first_line(error)}") from error
     return merged
 
 
 def _lay_over(base: DictConfig, layer: DictConfig) -> DictConfig:
     """`layer` over `base`, key by key. A section whose `kind` changes, and another algorithm, start anew: the
     settings of one engine or recipe mean nothing to another."""
-    base = base.copy()
-    for key in layer:
-        before, after = base.get(key), layer.get(key)
-        if _identity(before) != _identity(after) and _identity(after) is not None:
+    base, layer = base.copy(), layer.copy()
+    if isinstance(layer.get("algorithm"), str):
+        layer.algorithm = {"name": layer.algorithm}
+    for key in ("algorithm", "engine"):
+        after = _identity(layer, key)
+        if after is not None and _identity(base, key) != after:
             base.pop(key, None)
     merged = OmegaConf.merge(base, layer)
     assert isinstance(merged, DictConfig)
     return merged
 
 
-def _identity(section: Any) -> Any:
+def _identity(config: DictConfig, key: str) -> Any:
     """What a section is of: its kind, or the algorithm's name."""
-    if isinstance(section, str):
-        return section
+    section = config.get(key)
     return section.get("kind", section.get("name")) if isinstance(section, DictConfig) else None
 
 
+WHOLE = ("algorithm", "algorithm.name", "engine", "engine.kind")
+
+
 def _override(config: DictConfig, words: Sequence[str]) -> DictConfig:
-    """Lay `key.sub=value` words over the config; values are YAML."""
-    for word in words:
+    """Lay `key.sub=value` words over the config; values are YAML. Words that may start a section anew come first, so
+    that none of the others is lost by its place."""
+    for word in sorted(words, key=lambda word: word.partition("=")[0] not in WHOLE):
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise UserError(f"{word!r}: an override is written key.sub=value, for example rl.steps=20")
         try:
             value = OmegaConf.from_dotlist([f"value={text}"]).value
-            if key == "algorithm" or key.endswith(".kind"):
+            if key in WHOLE:
                 config = _lay_over(config, OmegaConf.from_dotlist([word]))
             else:
                 OmegaConf.update(config, key, value, merge=True, force_add=True)
         except (OmegaConfBaseException, yaml.YAMLError, TypeError, AttributeError) as error:
-            raise UserError(f"override {word!r}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"override {word!r}: {_first_line(error)}") from error
     return config
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _explain(error: ValidationError) -> str:

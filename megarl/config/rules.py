@@ -34,11 +34,6 @@ RULES: tuple[Rule, ...] = (
         "a model made on the spot brings no tokenizer: set model.tokenizer to a folder or to `tiny`",
     ),
     Rule(
-        "rl.prompts_per_step",
-        lambda c: c.rl.steps > 0 and (c.rl.prompts_per_step * c.rl.group_size) < (c.rl.minibatches or 1),
-        "prompts_per_step x group_size gives fewer responses than there are mini-batches",
-    ),
-    Rule(
         "parallel.virtual_pipeline",
         lambda c: c.parallel.virtual_pipeline is not None and c.parallel.pipeline == 1,
         "a virtual pipeline needs parallel.pipeline > 1",
@@ -48,6 +43,7 @@ RULES: tuple[Rule, ...] = (
         lambda c: (c.rewards.soft_overlong or 0) > c.sampling.max_new_tokens,
         "the punishment would begin before the first token: at most sampling.max_new_tokens",
     ),
+    Rule("sampling.top_k", lambda c: c.sampling.top_k == 0, "0 keeps no token: -1 keeps all"),
     Rule(
         "engine.urls",
         lambda c: c.engine.kind == "sglang" and bool(c.engine.urls) and c.engine.port is not None,

@@ -319,7 +319,7 @@ class Alarms(Section):
 class Config(Section):
     """A run."""
 
-    name: str = Field(default="run", pattern=r"^[\w.-]+$", description="Name of the run.")
+    name: str = Field(default="run", pattern=r"^\w[\w.-]*$", description="Name of the run.")
     folder: str | None = Field(default=None, description="Run folder; None = runs/<name>.")
     seed: int = Field(
         default=0, ge=0, lt=2**31, description="Seed of everything that has no seed of its own."
@@ -352,3 +352,8 @@ class Config(Section):
     @classmethod
     def _algorithm_by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _embedded_unless_told(cls, value: Any) -> Any:
+        return {"kind": "embedded", **value} if isinstance(value, dict) else value

@@ -48,7 +48,7 @@ class AlarmRule:
         return value > self.threshold if self.when == "above" else value < self.threshold
 
     def key(self) -> str:
-        """What tells this rule from the others, for a checkpoint."""
+        """The condition, without what is done about it: rules that share it count the same steps."""
         return f"{self.metric} {self.when} {self.threshold}"
 
 
@@ -86,15 +86,12 @@ class AlarmWatch:
 
     def check(self, stats: StepStats) -> tuple[Alarm, ...]:
         """The alarms that ring at this step. A metric the step doesn't have changes nothing."""
-        alarms = []
-        for rule in self._rules:
-            value = stats.metrics.get(rule.metric)
-            if value is None:
-                continue
-            self._held[rule.key()] = self._held.get(rule.key(), 0) + 1 if rule.holds(value) else 0
-            if self._held[rule.key()] == rule.patience:
-                alarms.append(Alarm(rule, stats.step, value))
-        return tuple(alarms)
+        seen = [(rule, stats.metrics[rule.metric]) for rule in self._rules if rule.metric in stats.metrics]
+        for key, holds in {rule.key(): rule.holds(value) for rule, value in seen}.items():
+            self._held[key] = self._held.get(key, 0) + 1 if holds else 0
+        return tuple(
+            Alarm(rule, stats.step, value) for rule, value in seen if self._held[rule.key()] == rule.patience
+        )
 
     def state(self) -> dict[str, int]:
         """For a checkpoint: how long each rule has been broken."""

@@ -165,7 +165,6 @@ SFT = (
     ),
     Metric("sft/lr", "Learning rate of this step.", "1", "Follows the schedule.", "same"),
     Metric("sft/tokens", "Target tokens of this step.", "tokens", "", "sum"),
-    Metric("sft/epoch", "Passes over the demonstrations so far.", "epochs", "", "same"),
 )
 
 EVAL = (
@@ -203,15 +202,20 @@ EVAL = (
     ),
     Metric("eval/unscored", "Held-out responses whose verifier failed.", "responses", "0.", "sum"),
     Metric("eval/prompts", "Held-out prompts evaluated.", "prompts", "", "sum"),
-    Metric("eval/{dataset}/accuracy", "As eval/accuracy, on one data set.", "share", "", "response_mean"),
+    Metric(
+        "eval/{dataset}/accuracy",
+        "As eval/accuracy, on one of several held-out sets.",
+        "share",
+        "",
+        "response_mean",
+    ),
     Metric(
         "eval/{dataset}/response_length_mean",
-        "As eval/response_length_mean, on one data set.",
+        "As eval/response_length_mean, on one of several held-out sets.",
         "tokens",
         "",
         "response_mean",
     ),
-    Metric("eval/seconds", "Time of the evaluation.", "s", "", "max", timing=True),
 )
 
 ROUTING = (
@@ -312,7 +316,7 @@ PERF = (
     Metric("perf/train_seconds", "Time of forward, backward and optimizer.", "s", "", "max", timing=True),
     Metric(
         "perf/tokens_per_second",
-        "Prompt and response tokens of the step over its whole time, all ranks together.",
+        "Response tokens of the step over its whole time, all ranks together.",
         "tokens/s",
         "Steady. A slow fall is growing responses or a leak.",
         "sum",

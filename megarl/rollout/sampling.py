@@ -145,9 +145,14 @@ def rollout_counts(groups: Sequence[Group], worked: Callable[[str], bool]) -> di
     for s in samples:
         for part, share in s.reward_parts.items():
             if share is not None:
-                parts.setdefault(re.sub(r"[^A-Za-z0-9_.-]", ".", part), []).append(share)
+                parts.setdefault(as_metric(part), []).append(share)
     counts |= {f"reward_part/{name}": (math.fsum(values), len(values)) for name, values in parts.items()}
     return {name: (float(total), float(count)) for name, (total, count) in counts.items()}
+
+
+def as_metric(name: str) -> str:
+    """A name as an element of a metric's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]", ".", name)
 
 
 DROPPED = "groups_dropped/"

@@ -19,7 +19,7 @@ from megarl.training.engines import sync
 from megarl.training.evaluation import evaluate
 from megarl.training.overlong import settle_overlong
 from megarl.training.routes import share_groups
-from megarl.training.run import Run, engine_of
+from megarl.training.run import Run, engine_of, on_main
 from megarl.training.update import Updater, UpdateSettings, draw_audit, split
 
 
@@ -114,7 +114,7 @@ def rl_step(run: Run, updater: Updater, writer: SampleWriter, step: int) -> dict
         wanted = store if run.sources.routing_replay == "engine" or run.config.rl.compare_routes else None
         with run.clock.phase("generate"):
             groups = sample(run, step, wanted)
-        writer.write(step, groups)
+        on_main(run.groups, lambda: writer.write(step, groups))
         groups, staleness = settle_staleness(
             groups, version=step - 1, most=run.config.rl.max_staleness, then=run.config.rl.stale_responses
         )

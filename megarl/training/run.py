@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 import torch
 
 from megarl.algorithms import Recipe, Sources, make_recipe, resolve_sources
-from megarl.config.load import to_yaml
 from megarl.config.schema import Config
 from megarl.data.demonstrations import Demonstrations, FileDemonstrations
 from megarl.data.prompts import PromptData, open_prompts, sample_texts
@@ -32,7 +32,7 @@ from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
 from megarl.megatron.reference import Reference
 from megarl.megatron.trainer import OptimizerSettings, Trainer
-from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmStop, AlarmWatch, stop_if_told
+from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch, stop_if_told
 from megarl.monitor.logger import Logger, NullLogger
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import progress
@@ -123,7 +123,7 @@ class Run:
 
     @property
     def minibatches(self) -> int:
-        return self.config.rl.minibatches or self.recipe.minibatches
+        return minibatches_of(self.config, self.recipe)
 
     @property
     def max_positions(self) -> int:
@@ -139,20 +139,18 @@ class Run:
             self.extras.critic.set_optimizer(optimizer_of(section, steps))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log a step, and tell what alarms it rings. Collective. Raises AlarmStop on every rank."""
-        stats = StepStats(step, metrics)
-        self.logger.log(stats)
-        stop = None
-        if self.groups.is_main:
+        """Log a step, and tell what alarms it rings. Collective. Raises AlarmStop, or a sink's UserError, on every
+        rank."""
+
+        def log() -> None:
+            stats = StepStats(step, metrics)
+            self.logger.log(stats)
             alarms = self.watch.check(stats)
             for alarm in alarms:
                 tell(f"alarm: {alarm}")
-            try:
-                stop_if_told(alarms)
-            except AlarmStop as error:
-                stop = str(error)
-        if (stop := self.groups.share_from_main(stop)) is not None:
-            raise AlarmStop(stop)
+            stop_if_told(alarms)
+
+        on_main(self.groups, log)
 
     def close(self) -> None:
         self.seat.close()
@@ -160,9 +158,33 @@ class Run:
         self.logger.close()
 
 
+def minibatches_of(config: Config, recipe: Recipe) -> int:
+    """Optimizer steps per rollout."""
+    return config.rl.minibatches or recipe.minibatches
+
+
+def check_shares(config: Config, replicas: int) -> None:
+    """Raises UserError unless every data-parallel replica gets an equal share of a step's prompts."""
+    for key, count, steps in (
+        ("sft.batch_size", config.sft.batch_size, config.sft.steps),
+        ("rl.prompts_per_step", config.rl.prompts_per_step, config.rl.steps),
+    ):
+        if steps and count % replicas:
+            raise UserError(
+                f"{key}={count} can't be shared out equally to {replicas} data-parallel replicas: set a multiple of "
+                f"{replicas}"
+            )
+
+
 def check_recipe(config: Config, *, moe: bool) -> tuple[Recipe, Sources]:
     """The objective and where its old log-probabilities and routes come from. Raises UserError."""
     recipe = make_recipe(config.algorithm)
+    responses, minibatches = config.rl.prompts_per_step * config.rl.group_size, minibatches_of(config, recipe)
+    if config.rl.steps and responses < minibatches:
+        raise UserError(
+            f"rl.prompts_per_step: {config.rl.prompts_per_step} prompts x {config.rl.group_size} responses are fewer "
+            f"than the {minibatches} mini-batches of {recipe.name}: raise rl.prompts_per_step, or lower rl.minibatches"
+        )
     sources = resolve_sources(recipe, moe=moe, minibatches=config.rl.minibatches)
     if config.rl.compare_routes and not moe:
         raise UserError("rl.compare_routes: a dense model has no routes; set rl.compare_routes=false")
@@ -172,11 +194,11 @@ def check_recipe(config: Config, *, moe: bool) -> tuple[Recipe, Sources]:
             "algorithm.correction (tis, mis, ...), or rl.stale_responses to drop or stop"
         )
     narrowed = config.sampling.top_p < 1 or config.sampling.top_k != -1 or config.sampling.min_p > 0
-    if narrowed and sources.old_logprobs == "engine" and recipe.correction == "none":
+    if narrowed and sources.old_logprobs == "engine":
         raise UserError(
             "sampling: top_p, top_k or min_p draw from another distribution than the trainer computes, so the "
-            "engine's log-probabilities can't stand for it: leave them at 1, -1 and 0, set "
-            "algorithm.old_logprobs=recompute, or give the algorithm a correction"
+            "engine's log-probabilities can't stand for it: leave them at 1, -1 and 0, or set "
+            "algorithm.old_logprobs=recompute"
         )
     return recipe, sources
 
@@ -193,11 +215,11 @@ def open_watch(config: Config) -> AlarmWatch:
     return AlarmWatch([*(DEFAULT_RULES if config.alarms.defaults else ()), *rules], registry)
 
 
-def prepare_folder(config: Config, folder: Path) -> None:
-    """Make the run folder and write the resolved config into it. Raises UserError where that can't be done."""
+def prepare_folder(folder: Path) -> None:
+    """Make the run folder. Raises UserError where it can't be made or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(to_yaml(config))
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
             f"{folder}: the run folder cannot be written ({error.strerror}); set folder=..."
@@ -211,29 +233,30 @@ def open_run(config: Config) -> Run:
     groups = process_groups.initialize(
         layout_of(config), platform, seed=config.seed, timeout_seconds=int(config.launch.timeout_minutes * 60)
     )
+    check_shares(config, groups.replica_count)
     torch.manual_seed(config.seed)
     clock = Clock()
     with clock.phase("set-up"):
         watch = open_watch(config)
-        _on_main(groups, lambda: prepare_folder(config, folder))
+        on_main(groups, lambda: prepare_folder(folder))
         with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
             tokenizer_folder = Path(config.model.tokenizer or config.model.path or "")
             if config.model.tokenizer == "tiny":
                 tokenizer_folder = folder / "tokenizer"
-                _on_main(groups, lambda: _build_tiny_tokenizer(config, tokenizer_folder))
+                on_main(groups, lambda: _build_tiny_tokenizer(config, tokenizer_folder))
             tokenizer = load_tokenizer(
                 tokenizer_folder, config.model.chat_template, config.model.template_options
             )
         start = Path(config.model.path) if config.model.path else folder / "start"
         if config.model.make is not None:
             made = config.model.make
-            _on_main(groups, lambda: make_checkpoint(made, tokenizer, start, seed=config.seed))
+            on_main(groups, lambda: make_checkpoint(made, tokenizer, start, seed=config.seed))
         hf_config = read_config(start)
         architecture = family_of(hf_config, source=str(start / "config.json")).architecture(hf_config)
         recipe, sources = check_recipe(config, moe=bool(architecture.moe_layers))
         tokenizer.check_embedding(architecture.vocab_size)
         with progress("Opening the data", enabled=groups.is_main, announce=True):
-            prompts = open_prompts(_within_context(config, architecture.max_positions), tokenizer)
+            prompts = open_prompts(check_context(config, architecture.max_positions), tokenizer)
             demonstrations = _open_demonstrations(config, tokenizer, architecture.max_positions)
         scorer = Scorer(config.rewards)
         scorer.check(prompts.verifiers)
@@ -282,16 +305,17 @@ def open_run(config: Config) -> Run:
     )
 
 
-def _on_main(groups: Groups, action: Any) -> None:
-    """Do it on the main rank; its UserError is raised on every rank."""
+def on_main(groups: Groups, action: Callable[[], object]) -> None:
+    """Do it on the main rank; its UserError is raised on every rank. Collective."""
     problem = None
     if groups.is_main:
         try:
             action()
         except UserError as error:
-            problem = str(error)
+            problem = (type(error), str(error))
     if (problem := groups.share_from_main(problem)) is not None:
-        raise UserError(problem)
+        kind, message = problem
+        raise kind(message)
 
 
 def _build_tiny_tokenizer(config: Config, folder: Path) -> None:
@@ -301,18 +325,22 @@ def _build_tiny_tokenizer(config: Config, folder: Path) -> None:
     build_tokenizer(folder, [*texts, *["Answer: "] * len(texts)], config.model.tokenizer_vocab)
 
 
-def _within_context(config: Config, max_positions: int) -> DataSettings:
-    """The data's settings, with the longest prompt that leaves room for a response in the model's context."""
-    budget = config.sampling.max_new_tokens
+def check_context(config: Config, max_positions: int) -> DataSettings:
+    """The data's settings, with the longest prompt that leaves room for a response in the model's context. Raises
+    UserError where there is none."""
+    budget, key = max(
+        (config.sampling.max_new_tokens, "sampling.max_new_tokens"),
+        (config.evaluation.max_new_tokens or 0, "evaluation.max_new_tokens"),
+    )
     if budget >= max_positions:
         raise UserError(
-            f"sampling.max_new_tokens={budget} leaves no room for a prompt in the model's context of "
+            f"{key}={budget} leaves no room for a prompt in the model's context of "
             f"{max_positions} tokens: lower it"
         )
     asked = config.data.max_prompt_tokens
     if asked is not None and asked + budget > max_positions:
         raise UserError(
-            f"data.max_prompt_tokens={asked} and sampling.max_new_tokens={budget} together exceed the model's "
+            f"data.max_prompt_tokens={asked} and {key}={budget} together exceed the model's "
             f"context of {max_positions} tokens: lower one of them"
         )
     return config.data.model_copy(update={"max_prompt_tokens": asked or max_positions - budget})

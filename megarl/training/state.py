@@ -68,13 +68,12 @@ def resume(run: Run, set_optimizer: Callable[[str], None]) -> RunState | None:
     """Load the newest good checkpoint of the run folder: tensors into the trainer, state returned. Collective.
 
     None when there is none. Damaged ones are named and passed over. set_optimizer: gives the trainer the optimizer of
-    a stage, before its moments are read. Raises UserError when the checkpoint is of another model or other data.
+    a stage, before its moments are read. Raises UserError when the checkpoint is of another model, cold start or data.
     """
     for path in _candidates(run):
         if (problem := _damage(run, path)) is None:
             state = RunState(**json.loads((path / STATE).read_text()))
-            _same_model(run, state, path)
-            _same_demonstrations(run, state, path)
+            _same_start(run, state, path)
             set_optimizer(state.stage)
             load_checkpoint(path, run.trainer)
             if state.stage == "rl":
@@ -135,20 +134,23 @@ def _damaged_files(path: Path, entries: list[tuple[str, list[int]]]) -> Iterator
             yield f"{name} has other contents than were written"
 
 
-def _same_model(run: Run, state: RunState, path: Path) -> None:
+def _same_start(run: Run, state: RunState, path: Path) -> None:
     now = run.config.model.model_dump(mode="json")
     for key in ("path", "make", "tokenizer", "tokenizer_vocab"):
         if state.model.get(key) != now[key]:
             raise UserError(
                 f"{path}: saved with model.{key}={state.model.get(key)!r}, the config says {now[key]!r}: restore it, "
-                "or start a new run with another name (or checkpoint.resume=false)"
+                "or start a new run with another name"
             )
-
-
-def _same_demonstrations(run: Run, state: RunState, path: Path) -> None:
-    now = run.demonstrations.identity
-    if state.stage == "sft" and state.demonstrations != now:
+    cold = int(path.name.removeprefix("step_")) - state.step
+    if state.stage == "rl" and cold != run.config.sft.steps:
+        raise UserError(
+            f"{path}: saved after a cold start of {cold} steps, the config says sft.steps={run.config.sft.steps}: "
+            "restore it, or start a new run with another name"
+        )
+    demonstrations = run.demonstrations.identity
+    if state.stage == "sft" and state.demonstrations != demonstrations:
         raise UserError(
             f"{path}: its cold start learned from other demonstrations ({state.demonstrations}) than those of now "
-            f"({now}): restore them, or start a new run with another name (or checkpoint.resume=false)"
+            f"({demonstrations}): restore them, or start a new run with another name"
         )

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from megarl.config.load import to_yaml
 from megarl.config.schema import Config
 from megarl.errors import UserError
 from megarl.megatron.groups import finish, first_to_say
 from megarl.monitor.alarms import AlarmStop
-from megarl.monitor.logger import open_logger
+from megarl.monitor.files import write_atomic
+from megarl.monitor.jsonl import read_metrics
+from megarl.monitor.logger import METRICS_FILE, open_logger
 from megarl.monitor.progress import progress
 from megarl.monitor.report import RunSummary, print_summary
 from megarl.monitor.tell import tell
@@ -19,7 +22,7 @@ from megarl.training.engines import sync
 from megarl.training.evaluation import evaluate
 from megarl.training.plan import plan_text
 from megarl.training.rl import run_rl
-from megarl.training.run import Run, open_run, optimizer_of
+from megarl.training.run import Run, on_main, open_run, optimizer_of
 from megarl.training.saving import Saver
 from megarl.training.sft import run_sft
 from megarl.training.state import RunState, resume
@@ -46,6 +49,10 @@ def train(config: Config) -> None:
     finish()
 
 
+def _last_logged(file: Path) -> int:
+    return max((step for step, _ in read_metrics(file)), default=0)
+
+
 class _Training:
     """The stages of one run, and where it stands."""
 
@@ -65,7 +72,7 @@ class _Training:
             self.state = resumed
         else:
             self._set_optimizer("sft")
-        run.logger = self._logger(resumed)
+        on_main(run.groups, lambda: self._open_files(resumed))
         if self.state.stage == "sft":
             run_sft(run, first_step=self.state.step + 1, after_step=self._after_sft)
             self._begin_rl()
@@ -87,19 +94,24 @@ class _Training:
                 )
             )
 
-    def _logger(self, resumed: RunState | None):  # type: ignore[no-untyped-def]
+    def _open_files(self, resumed: RunState | None) -> None:
+        """The main rank's: metrics, and what this run is, once it is known that it can be."""
         run, config = self.run, self.run.config
-        done = self.state.step + (config.sft.steps if self.state.stage == "rl" else 0)
-        return open_logger(
+        resume_at = None
+        if resumed:
+            resume_at = self.state.step + (config.sft.steps if self.state.stage == "rl" else 0) + 1
+        elif config.checkpoint.resume and _last_logged(run.folder / METRICS_FILE) <= config.sft.steps:
+            resume_at = 0  # killed in its cold start, before its first checkpoint: it begins again
+        run.logger = open_logger(
             run.folder,
             config.log.sinks,
-            enabled=run.groups.is_main,
-            resume_at=done + 1 if resumed else None,
+            resume_at=resume_at,
             total_steps=config.sft.steps + config.rl.steps,
             run_name=config.name,
             project=config.log.project,
             run_config=config.model_dump(mode="json"),
         )
+        write_atomic(run.folder / "config.yaml", to_yaml(config))
 
     def _set_optimizer(self, stage: str) -> None:
         config = self.run.config

@@ -177,7 +177,8 @@ class Updater:
         for number in learned_from:
             batch, totals = batches[number], totals_of[number]
             counted = has_routes and number in (learned_from[0], learned_from[-1])
-            loss = self._loss(number, batch, totals, passes, advantages[number])
+            first = number == learned_from[0]
+            loss = self._loss(number, batch, totals, passes, advantages[number], compare=first)
             result = self.trainer.step(
                 batch.micro_batches,
                 loss,
@@ -199,7 +200,9 @@ class Updater:
         metrics |= {
             "train/optimizer_steps": float(sum(r.stepped for r in results)),
             "train/skipped_steps": float(skipped),
-            "train/micro_batches": float(sum(len(b.micro_batches) for b in batches)),
+            "train/micro_batches": float(
+                sum(len(b.micro_batches) for b in batches) * self.trainer.groups.replica_count
+            ),
         }
         if counts:
             metrics |= routing_metrics(counts[0], counts[-1])
@@ -279,18 +282,24 @@ class Updater:
         # rows in the order in which the micro-batches hold them; fillers, which hold none, stay out
         real = [[m for m in b.micro_batches if len(m.rows)] for b in batches]
         starts = np.cumsum([0, *(len(b.samples) for b in batches)])
-        rows = torch.cat([m.rows + int(s) for s, ms in zip(starts, real, strict=False) for m in ms])
-        lengths = torch.cat([m.cu_seqlens.diff() for ms in real for m in ms])
+        nothing = torch.empty(0, dtype=torch.int64)  # of a replica all of whose groups were dropped
+        rows = torch.cat(
+            [nothing, *(m.rows + int(s) for s, ms in zip(starts, real, strict=False) for m in ms)]
+        )
+        lengths = torch.cat([nothing, *(m.cu_seqlens.diff() for ms in real for m in ms)])
 
         def joined(vectors: Vectors | None) -> Tensor | None:
             if vectors is None:
                 return None
             return torch.cat(
                 [
-                    v
-                    for vs, b in zip(vectors, batches, strict=True)
-                    for v, m in zip(vs, b.micro_batches, strict=True)
-                    if len(m.rows)
+                    nothing.float(),
+                    *(
+                        v
+                        for vs, b in zip(vectors, batches, strict=True)
+                        for v, m in zip(vs, b.micro_batches, strict=True)
+                        if len(m.rows)
+                    ),
                 ]
             )
 
@@ -298,7 +307,7 @@ class Updater:
             recipe,
             rewards=rewards[rows],
             group_ids=group_ids[rows],
-            mask=torch.cat([m.mask for ms in real for m in ms]),
+            mask=torch.cat([nothing.bool(), *(m.mask for ms in real for m in ms)]),
             cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
             old_logprobs=joined(passes.old),
             ref_logprobs=joined(passes.reference),
@@ -361,8 +370,16 @@ class Updater:
         return weights
 
     def _loss(
-        self, number: int, batch: Batch, totals: Any, passes: _Passes, advantages: list[Tensor]
+        self,
+        number: int,
+        batch: Batch,
+        totals: Any,
+        passes: _Passes,
+        advantages: list[Tensor],
+        *,
+        compare: bool,
     ) -> LossFunction:
+        """compare: with the engine, which before the first step holds the trainer's weights."""
         recipe, engine = self.settings.recipe, engine_logprobs(batch)
         device, weights = self.trainer.platform.device, self._weights(batch, totals)
         current = self.settings.sources.old_logprobs == "current"
@@ -386,7 +403,7 @@ class Updater:
                 entropy=entropies if recipe.entropy_coef else entropies.detach(),
             )
             metrics = output.metrics
-            if number == 0:  # before the first step, engine and trainer hold the same weights
+            if compare:
                 metrics = metrics | mismatch_metrics(logprobs.detach(), engine_here, mask, cu_seqlens)
             return output.loss, metrics
 

@@ -65,6 +65,39 @@ def test_another_algorithm_or_engine_starts_anew(base: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["algorithm=grpo", "algorithm.kl=none"],
+        ["algorithm.kl=none", "algorithm=grpo"],
+        ["algorithm.kl=none", "algorithm.name=grpo"],
+        ["algorithm={name: grpo, kl: none}"],
+    ],
+    ids=" ".join,
+)
+def test_an_algorithm_and_its_parts_are_set_in_any_order(words: list[str], base: Path) -> None:
+    """Over a file that names another algorithm, as a plain word and with parts of its own."""
+    for before in ("gspo", "{name: gspo, clip_low: 1e-4}"):
+        base.write_text(f"{BASE}algorithm: {before}\n")
+        assert load_config(base, words).algorithm == {"name": "grpo", "kl": "none"}
+
+
+def test_a_part_of_an_algorithm_named_in_a_word_keeps_the_algorithm(base: Path, tmp_path: Path) -> None:
+    base.write_text(f"{BASE}algorithm: gspo\n")
+    changed = {"name": "gspo", "clip_low": 1e-4}
+    assert load_config(base, ["algorithm.clip_low=1e-4"]).algorithm == changed
+    (tmp_path / "top.yaml").write_text("defaults: [base.yaml]\nalgorithm: {clip_low: 1.0e-4}\n")
+    assert load_config(tmp_path / "top.yaml").algorithm == changed
+
+
+def test_an_engine_and_its_settings_are_set_in_any_order(base: Path) -> None:
+    for words in (["engine.kind=sglang", "engine.port=7"], ["engine.port=7", "engine.kind=sglang"]):
+        assert load_config(base, words).engine.port == 7
+    assert load_config(base, ["engine.slots=3"]).engine.slots == 3  # of the default kind
+    base.write_text(f"{BASE}engine: {{kind: embedded, slots: 3}}\n")
+    assert load_config(base, ["engine={kind: sglang}"]).engine.kind == "sglang"
+
+
+@pytest.mark.parametrize(
     ("word", "told"),
     [
         ("rl.stps=3", "unknown key 'rl.stps'. Did you mean 'steps'?"),
@@ -75,6 +108,11 @@ def test_another_algorithm_or_engine_starts_anew(base: Path, tmp_path: Path) -> 
         ("steps", "an override is written key.sub=value"),
         ("model.path=/nowhere", "exactly one of model.path"),
         ("data.sources.0.tsk=x", "unknown key 'data.sources.0.tsk'. Did you mean 'task'?"),
+        ("data.sources.0.kind=x", "data.sources.0: input tag 'x'"),
+        ("engine.solts=3", "unknown key 'engine.solts'. Did you mean 'slots'"),
+        ("rl.optimizer.lr=.inf", "rl.optimizer.lr: input should be a finite number"),
+        ("sampling.top_k=0", "sampling.top_k: 0 keeps no token"),
+        ("name=..", "name: string should match"),
         ("parallel.virtual_pipeline=2", "a virtual pipeline needs parallel.pipeline > 1"),
     ],
 )
@@ -89,10 +127,16 @@ def test_a_mistake_is_told_with_its_key_and_what_to_do(base: Path, word: str, to
         ("- 1", "must hold keys and values"),
         ("defaults: other.yaml", "`defaults` must be a list"),
         ("defaults: [self.yaml]", "its defaults lead back to it"),
+        ("defaults: 5", "`defaults` must be a list"),
+        ("defaults:", "`defaults` must be a list"),
+        ("5", "cannot be read as YAML"),
+        ("defaults: [base.yaml]\nmodel: [1]", "self.yaml: does not fit what its defaults say"),
+        ("defaults: [base.yaml]\nname: ${nowhere}", "Interpolation key 'nowhere' not found"),
+        ("defaults: [base.yaml/x]", "base.yaml/x: cannot be read as YAML (Not a directory)"),
         ("defaults: [nowhere.yaml]", "nowhere.yaml: no such file"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(base: Path, tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "self.yaml"
     path.write_text(text)
     assert told in refusal(path)

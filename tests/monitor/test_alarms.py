@@ -27,6 +27,13 @@ def test_an_alarm_rings_once_when_its_patience_ends_and_again_only_after_it_was_
     assert steps_that_ring(watch, [11, 9, 11, 11, 11, 11, 9, 11, 11]) == [3, 8]
 
 
+def test_rules_that_share_a_condition_each_ring_when_their_own_patience_ends() -> None:
+    """As when a user asks a default rule to stop the run, too."""
+    stops = AlarmRule("train/grad_norm", "above", 10.0, patience=4, action="stop")
+    watch = AlarmWatch([HIGH, stops], default_registry())
+    assert steps_that_ring(watch, [11] * 6) == [1, 3]
+
+
 def test_a_step_without_the_metric_neither_counts_nor_resets() -> None:
     assert steps_that_ring(AlarmWatch([HIGH], default_registry()), [11, None, None, 11]) == [3]
 

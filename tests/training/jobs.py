@@ -19,10 +19,19 @@ import torch
 
 from megarl.config.load import load_config
 from megarl.errors import UserError
+from megarl.monitor.samples import SampleWriter
+from megarl.records import Batch, Group
+from megarl.rollout.staleness import WrongWeights
+from megarl.routing.store import RouteStore
+from megarl.routing.trace import RoutingError
+from megarl.training.engines import SyncFailed
+from megarl.training.evaluation import evaluate
+from megarl.training.rl import rl_step, sample, update_settings
 from megarl.training.run import Run, open_run, optimizer_of
 from megarl.training.saving import Saver
 from megarl.training.sft import sft_step
 from megarl.training.state import RunState, finished_checkpoints, folder_of, resume
+from megarl.training.update import Updater, split
 from megarl.weights.exchange import stream
 from tests.training.conftest import ROOT, TINY
 
@@ -200,3 +209,106 @@ def killed_job(folder: Path) -> None:
         train(run, 1)
         run.groups.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def left_out_job(folder: Path, algorithm: str) -> list[dict[str, Any]]:
+    """Metrics of three updates on two replicas: one replica has nothing left, both have, and the first of two
+    mini-batches has nothing to learn from."""
+    run = open_tiny(folder, algorithm, "rl.sampling_rounds=1")
+    set_optimizer(run, "rl")
+    run.make_extras()
+    updater = Updater(
+        run.trainer, update_settings(run), reference=run.extras.reference, critic=run.extras.critic
+    )
+    sampled = [
+        replace(
+            g, samples=tuple(replace(s, reward=float(n % 2)) for n, s in enumerate(g.samples)), dropped=None
+        )
+        for g in sample(run, 1)
+    ]
+    nothing = [replace(g, dropped="same_reward") for g in sampled]
+
+    def batches(groups: list[Group]) -> list[Batch]:
+        return split(groups, updater.settings, run.trainer, seed=0, step=1)
+
+    first = {s.sample_id for s in batches(sampled)[0].samples}
+    unscored = [
+        replace(g, samples=tuple(replace(s, reward=None) if s.sample_id in first else s for s in g.samples))
+        for g in sampled
+    ]
+    metrics = []
+    for groups in (sampled if run.groups.is_main else nothing, nothing, unscored):
+        made = batches(groups)
+        metrics.append(updater.update(made) | {"made": sum(len(b.micro_batches) for b in made)})
+    run.close()
+    return metrics
+
+
+def evaluation_job(folder: Path) -> dict[str, float]:
+    """Of the held-out prompts and of two further sets, one of which has a name no metric could have."""
+    task = (
+        "kind: reasoning_gym, task: chain_sum, size: 3, params: {min_terms: 2, max_terms: 2, max_digits: 1}"
+    )
+    run = open_tiny(folder, f"data.evaluations={{two sums: {{{task}, seed: 1}}, b: {{{task}, seed: 2}}}}")
+    metrics = evaluate(run, step=0)
+    run.close()
+    return metrics
+
+
+def distrust_job(folder: Path) -> dict[str, Any]:
+    """What is told of an engine that returns no routes, of one that is a weight version behind, and of one that holds
+    another bit than it was sent; and whether the policy was as before after each."""
+    run = open_tiny(
+        folder, "algorithm={name: grpo, kl: none, old_logprobs: recompute, routing_replay: engine}"
+    )
+    set_optimizer(run, "rl")
+    updater, writer = Updater(run.trainer, update_settings(run)), SampleWriter(folder, every=0)
+    engine: Any = run.seat.engine
+    generate, update_weights = engine.generate, engine.update_weights
+    before, told = weights_of(run), {}
+
+    def step(number: int) -> str:
+        try:
+            rl_step(run, updater, writer, number)
+        except (RoutingError, WrongWeights, SyncFailed) as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    async def without_routes(requests: Any) -> Any:
+        async for result in generate(requests):
+            yield replace(result, routes=None)
+
+    def with_another_bit(tensors: Any, version: int) -> Any:
+        sent = update_weights(tensors, version)
+        engine._batch.model.weights["model.norm.weight"][0] += 1
+        return sent
+
+    engine.generate = without_routes
+    told["no routes"] = step(1)
+    engine.generate = generate
+    told["behind"] = step(2)
+    unchanged = same(before, weights_of(run))
+    engine.update_weights = with_another_bit
+    told["another bit"] = step(1)
+    run.close()
+    return {"told": told, "unchanged": unchanged}
+
+
+def other_routes_job(folder: Path, algorithm: str) -> dict[str, float]:
+    """Metrics of an update without learning that replays other experts than the engine's, and of an audit after it."""
+    frozen = "sft.optimizer={lr: 1e-20, min_lr: 0, warmup_steps: 0}"
+    run = open_tiny(folder, algorithm, frozen, "rl.minibatches=1")
+    set_optimizer(run, "rl")
+    run.make_extras()
+    updater = Updater(run.trainer, update_settings(run), reference=run.extras.reference)
+    sampled, store = RouteStore(), RouteStore()
+    groups = [
+        replace(g, samples=tuple(replace(s, reward=float(n % 2)) for n, s in enumerate(g.samples)))
+        for g in sample(run, 1, sampled)
+    ]
+    for name, (experts, stale) in sampled._kept.items():
+        store.add(name, (experts + 1) % 8, stale)
+    batches = split(groups, updater.settings, run.trainer, seed=0, step=1)
+    metrics = updater.update(batches, store) | updater.audit(batches[0])
+    run.close()
+    return metrics

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,9 +35,11 @@ def test_a_run_ends_with_a_table_and_leaves_what_it_promises(command: Command, s
     assert {p.name for p in (folder / "checkpoints").iterdir()} >= {"step_000007", "step_000010"}
     for word in ("eval/accuracy", "before", "after", "cold start", "generate", "Hugging Face checkpoint"):
         assert word in straight.output, word
+    assert "old log-probabilities  engine: the engine's own, so no recompute pass" in straight.output
+    assert "routing replay         off: routers choose anew" in straight.output
     rows = command.metrics("straight")
     assert [row["step"] for row in rows] == [2, 4, 5, 6, 7, 8, 9, 10]
-    assert rows[-1]["mismatch/abs_diff_max"] < 1e-4
+    assert 0 < rows[-1]["mismatch/abs_diff_max"] < 1e-4
     assert rows[-1]["sync/version"] == 6
     assert [row["step"] for row in rows if "audit/k3" in row] == [6, 8, 10]
     assert 0 < rows[-1]["audit/tokens"] <= 6 * 8
@@ -99,6 +103,76 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     )
 
 
+def test_killed_in_its_cold_start_a_run_begins_again(command: Command, straight: Finished) -> None:
+    """Before the first checkpoint there is nothing but a few lines of metrics, the last one cut short."""
+    folder = command.folder / "runs" / "early"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"sft/loss": 9.5, "step": 2}\n{"sft/lo')
+    result = command.train("early")
+    assert result.code == 0, result.output
+    assert command.metrics("early") == command.metrics("straight")
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("checkpoint.resume=false", "metrics.jsonl already holds the metrics of a run"),
+        ("sft.steps=2", "step_000010: saved after a cold start of 4 steps, the config says sft.steps=2"),
+        ("model.tokenizer_vocab=300", "step_000010: saved with model.tokenizer_vocab=384"),
+    ],
+)
+def test_a_run_that_cannot_go_on_as_told_stays_as_it_is(
+    word: str, told: str, command: Command, straight: Finished
+) -> None:
+    folder = command.folder / "runs" / "again"
+    if not folder.exists():
+        shutil.copytree(command.folder / "runs" / "straight", folder)
+    before = {p: p.read_bytes() for p in (folder / "config.yaml", folder / "metrics.jsonl")}
+    names = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    result = command.train("again", word)
+    assert result.code == 2, result.output
+    assert result.output.count("megarl: error") == 1
+    assert told in result.output
+    assert "Traceback" not in result.output
+    assert before == {p: p.read_bytes() for p in before}
+    assert names == sorted(p.name for p in (folder / "checkpoints").iterdir())
+
+
+def test_samples_that_cannot_be_written_are_told_once(command: Command) -> None:
+    folder = command.folder / "runs" / "unwritable"
+    folder.mkdir(parents=True)
+    (folder / "samples").touch()
+    result = command.train("unwritable", "log.samples_every=1", "sft.steps=1")
+    assert result.code == 2, result.output
+    assert result.output.count("megarl: error") == 1
+    assert "samples/step_000001.jsonl: cannot be written" in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_told_to_end_ends_quietly_with_all_its_ranks(
+    number: signal.Signals, command: Command
+) -> None:
+    process = command.start("train", str(command.config), f"name={number.name}", "sft.steps=4000")
+    file = command.folder / "runs" / number.name / "metrics.jsonl"
+    wait_until(file.exists, 200, "the first step")
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in output
+    assert not processes_in(command.folder)
+
+
+def test_a_run_of_one_rank_outlives_the_shell_that_started_it(command: Command) -> None:
+    file = command.folder / "runs" / "alone" / "metrics.jsonl"
+    words = f"'{command.config}' name=alone launch.ranks=1 parallel.expert=1 sft.steps=400 rl.steps=0"
+    shell = f"{sys.executable} -m megarl train {words} &\nwhile [ ! -s '{file}' ]; do sleep 0.1; done"
+    subprocess.run(
+        ["bash", "-c", shell], cwd=command.folder, env=command.environment(), timeout=240, check=True
+    )
+    wait_until((command.folder / "runs" / "alone" / "hf" / "model.safetensors").exists, 240, "the run")
+
+
 def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> None:
     words = [
         "--standalone",
@@ -122,6 +196,8 @@ def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> No
         (["model.path=/nowhere", "model.make=null"], "/nowhere"),
         (["sampling.max_new_tokens=500"], "no room for a prompt in the model's context of 256"),
         (["sampling.max_new_tokens=250"], "longer than max_prompt_tokens=6"),
+        (["evaluation.max_new_tokens=500"], "evaluation.max_new_tokens=500 leaves no room"),
+        (["rl.prompts_per_step=3"], "rl.prompts_per_step=3 can't be shared out equally to 2"),
         (["data.max_prompt_tokens=255"], "together exceed the model's context of 256"),
         (["data.sources=[{kind: file, path: empty.jsonl}]"], "empty.jsonl"),
         (["rl.optimizer.lr=1e-6"], "min_lr 1e-05 is above lr 1e-06"),
@@ -138,7 +214,11 @@ def test_a_mistake_ends_a_run_at_its_start_with_one_message(
     command: Command, words: list[str], told: str
 ) -> None:
     (command.folder / "empty.jsonl").touch()
-    alone = [] if words[0].startswith(("parallel", "folder")) else ["launch.ranks=1", "parallel.expert=1"]
+    alone = (
+        []
+        if words[0].startswith(("parallel", "folder", "rl.prompts"))
+        else ["launch.ranks=1", "parallel.expert=1"]
+    )
     result = command.train("mistaken", *words, *alone)
     assert result.code == 2, result.output
     lines = [line for line in result.output.splitlines() if line.startswith("megarl: error")]
@@ -289,8 +369,6 @@ def test_a_full_disk_costs_nothing_that_was_saved(command: Command, straight: Fi
 def test_an_unsupported_architecture_is_refused_by_name(
     command: Command, straight: Finished, tmp_path: Path
 ) -> None:
-    import shutil
-
     shutil.copytree(command.folder / "runs" / "straight" / "hf", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(

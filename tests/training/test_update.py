@@ -1,0 +1,85 @@
+"""Learning and evaluating in a run of two replicas."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from megarl.monitor.metrics import default_registry
+from tests.ranks import RankPool
+from tests.training.jobs import distrust_job, evaluation_job, left_out_job, other_routes_job
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "reinforce_pp", "ppo"])
+def test_a_replica_or_a_mini_batch_may_have_nothing_left(
+    algorithm: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    """Also where advantages wait for passes over whole responses (reinforce_pp, ppo)."""
+    words = {"folder": tmp_path, "algorithm": f"algorithm={{name: {algorithm}, dynamic_sampling: true}}"}
+    results = ranks.run(2, left_out_job, **words)
+    one, none, second = results[0]
+    assert (one["train/optimizer_steps"], one["train/skipped_steps"]) == (2, 0)
+    assert one["train/active_responses"] == 8
+    assert math.isfinite(one["train/loss"])
+    assert (none["train/optimizer_steps"], none["train/skipped_steps"]) == (0, 2)
+    assert (second["train/optimizer_steps"], second["train/skipped_steps"]) == (1, 1)
+    for learned in (one, second):  # engine and trainer are compared on the first mini-batch that there is
+        assert learned["mismatch/tokens"] > 0
+        assert learned["train/micro_batches"] == sum(result[0]["made"] for result in results)
+
+
+def test_every_held_out_set_is_evaluated_by_itself_too(ranks: RankPool, tmp_path: Path) -> None:
+    metrics = ranks.run(2, evaluation_job, folder=tmp_path)[0]
+    assert metrics["eval/prompts"] == 16 + 3 + 3
+    for name in ("chain_sum", "two.sums", "b"):
+        assert 0 <= metrics[f"eval/{name}/accuracy"] <= 1
+        assert 1 <= metrics[f"eval/{name}/response_length_mean"] <= 8
+    assert all(name in default_registry() for name in metrics)
+
+
+def test_an_engine_is_not_believed(ranks: RankPool, tmp_path: Path) -> None:
+    """Missing routes and weights of another version stop a step before the policy changes; a sync that went wrong is
+    noticed at once."""
+    result = ranks.run(2, distrust_job, folder=tmp_path)[0]
+    told = result["told"]
+    assert re.match(
+        r"RoutingError: sample 'chain_sum/.*#1\.0\.0': the engine returned no routes", told["no routes"]
+    )
+    assert re.match(
+        r"WrongWeights: sample 'chain_sum/.*#2\.0\.0': .* version 0, .* given version 1", told["behind"]
+    )
+    assert result["unchanged"]
+    assert re.match(
+        r"SyncFailed: .* version 1 .* 1 of \d+ tensors differ, first 'model.norm.weight'", told["another bit"]
+    )
+
+
+def test_given_routes_are_followed_by_every_pass_over_the_policy_and_by_no_other(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """Other experts than the engine's: far from the engine and from the live reference, but at the ratio 1 to the
+    recompute pass, which follows them too. The audit, afterwards and live, finds engine and trainer equal."""
+    algorithm = "algorithm={name: grpo, kl: k3, old_logprobs: recompute, routing_replay: engine}"
+    metrics = ranks.run(2, other_routes_job, folder=tmp_path, algorithm=algorithm)[0]
+    assert metrics["routing/flip_share_first"] > 0.5
+    assert metrics["train/ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert metrics["train/ratio_min"] == pytest.approx(1, abs=1e-5)
+    assert metrics["mismatch/abs_diff_max"] > 0.01
+    assert metrics["train/kl"] > 1e-6
+    assert 0 < metrics["audit/abs_diff_max"] < 1e-4
+
+
+def test_the_engines_log_probabilities_are_compared_with_the_trainers(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """Not with themselves, where they are the old ones: they differ, if only by rounding. The engine's routes are
+    compared, too, and not followed."""
+    metrics = ranks.run(2, other_routes_job, folder=tmp_path, algorithm="algorithm=gspo")[0]
+    assert metrics["routing/flip_share_first"] > 0.5
+    assert 0 < metrics["mismatch/abs_diff_max"] < 1e-4
+    assert metrics["mismatch/abs_diff_max"] == pytest.approx(metrics["audit/abs_diff_max"], abs=1e-5)
