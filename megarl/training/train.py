@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megarl.config.schema import Config
 from megarl.errors import UserError
-from megarl.megatron.groups import finish, first_to_say
+from megarl.megatron.groups import finish, told_once
 from megarl.monitor.alarms import AlarmStop
 from megarl.monitor.logger import open_logger
 from megarl.monitor.progress import progress
@@ -29,7 +29,7 @@ from megarl.weights.exchange import stream
 
 def train(config: Config) -> None:
     """Run it on this rank; all ranks call it. Raises UserError for what the user can mend."""
-    try:
+    with told_once():
         run = open_run(config)
         saver = Saver(run)
         try:
@@ -40,9 +40,6 @@ def train(config: Config) -> None:
         finally:
             saver.close()
             run.close()
-    except UserError as error:
-        error.silent = not first_to_say(str(error))
-        raise
     finish()
 
 
