@@ -84,6 +84,14 @@ def dense_instead(folder: Path) -> None:
     configure(folder, mlp_only_layers=[0, 1])
 
 
+def quantize_a_norm(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({NORM: tensors[NORM].to(torch.int8)}))
+
+
+def tie_what_differs(folder: Path) -> None:
+    configure(folder, tie_word_embeddings=True)
+
+
 DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (drop_a_norm, rf"1 tensor\(s\) missing .* first '{NORM}'"),
     (add_a_tensor, r"1 tensor\(s\) that config.json does not call for, first 'extra'"),
@@ -92,6 +100,8 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (swap_q_and_k_sizes, r"'model.layers.0.self_attn.q_proj.weight' is \[32, 32\], .* calls for \[64, 32\]"),
     (more_layers, r"missing that config.json calls for, first 'model.layers.2."),
     (fewer_experts, r"does not call for, first 'model.layers.1.mlp.experts.4."),
+    (quantize_a_norm, rf"'{NORM}' is I8: quantized weights are not supported"),
+    (tie_what_differs, r"tie_word_embeddings is true, but 'lm_head.weight' differs from 'model.embed_tokens"),
     (dense_instead, r"missing that config.json calls for, first 'model.layers.1.mlp.gate_proj"),
 ]
 
@@ -132,6 +142,37 @@ def test_an_index_that_names_an_absent_file_is_refused(folder: Path) -> None:
     with pytest.raises(
         UserError, match=rf"model-00002-of-00002\.safetensors: missing, although {INDEX} names it"
     ):
+        CheckpointReader(folder)
+
+
+def test_an_index_may_name_files_in_a_subfolder(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    (folder / "parts").mkdir()
+    (folder / "model.safetensors").rename(folder / "parts" / "one.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "parts/one.safetensors")}))
+    assert torch.equal(CheckpointReader(folder).read(NORM), names[NORM])
+
+
+def test_a_tensor_that_two_files_hold_is_refused(folder: Path) -> None:
+    save_file({NORM: torch.zeros(32)}, folder / "stray.safetensors")
+    with pytest.raises(UserError, match=rf"'{NORM}' is in model\.safetensors and in stray\.safetensors"):
+        CheckpointReader(folder)
+
+
+def test_a_whole_checkpoint_beside_the_index_of_another_is_refused(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    save_file(names, folder / "model-00001-of-00001.safetensors")
+    (folder / INDEX).write_text(
+        json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")})
+    )
+    with pytest.raises(UserError, match=rf"holds model\.safetensors and {INDEX}, which does not name it"):
+        CheckpointReader(folder)
+
+
+def test_a_folder_in_place_of_a_file_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(UserError, match=r"model\.safetensors: "):
         CheckpointReader(folder)
 
 
