@@ -35,15 +35,49 @@ MULTI_TOKEN_PREDICTION = (
 )  # layers that no family trains or writes
 
 
-class HFConfig(dict[str, Any]):
-    """`config.json`; a key that is asked for and missing is the user's error."""
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)  # whole numbers from 1
+COUNTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "n_group",
+    "topk_group",
+    *MULTI_TOKEN_PREDICTION,
+)  # whole numbers from 0
+LISTS = ("architectures", "layer_types", "mlp_layer_types", "mlp_only_layers")
 
-    def __missing__(self, key: str) -> Any:
-        raise UserError(f"config.json: key {key!r} is missing")
+
+class HFConfig(dict[str, Any]):
+    """`config.json`; a key that is asked for and missing or null is the user's error."""
+
+    def __getitem__(self, key: str) -> Any:
+        if (value := self.get(key)) is None:
+            raise UserError(f"config.json: key {key!r} is {'null' if key in self else 'missing'}")
+        return value
 
 
 def read_config(folder: Path) -> HFConfig:
-    """The folder's `config.json`. Raises UserError when it is missing or not JSON."""
+    """The folder's `config.json`. Raises UserError when it is missing or not JSON, and for a size that is none."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; model.path must be a Hugging Face checkpoint folder")
@@ -55,7 +89,23 @@ def read_config(folder: Path) -> HFConfig:
         raise UserError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a JSON object")
+    _check_kinds(path, values)
     return HFConfig(values)
+
+
+def _check_kinds(path: Path, values: Mapping[str, Any]) -> None:
+    """What every family reads: null, or of its kind."""
+    for names, least in ((SIZES, 1), (COUNTS, 0)):
+        for key in names:
+            value = values.get(key)
+            if value is not None and (type(value) is not int or value < least):
+                raise UserError(f"{path}: {key} is {value!r}, it must be a whole number from {least}")
+    for key in LISTS:
+        if not isinstance(values.get(key, []), list | None):
+            raise UserError(f"{path}: {key} is {values[key]!r}, it must be a list")
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(values.get(key), dict | None):
+            raise UserError(f"{path}: {key} is {values[key]!r}, it must be an object")
 
 
 class CheckpointReader:

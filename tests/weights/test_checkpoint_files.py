@@ -211,6 +211,32 @@ def test_a_config_is_refused_that_is_missing_broken_or_lacks_a_key(folder: Path)
         read_config(folder)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"num_attention_heads": "4"},
+            r"config\.json: num_attention_heads is '4', it must be a whole number from 1",
+        ),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_size": 32.5}, r"hidden_size is 32\.5"),
+        ({"num_experts": -1}, "num_experts is -1, it must be a whole number from 0"),
+        (
+            {"architectures": "Qwen3MoeForCausalLM"},
+            "architectures is 'Qwen3MoeForCausalLM', it must be a list",
+        ),
+        ({"rope_parameters": "default"}, "rope_parameters is 'default', it must be an object"),
+        ({"hidden_size": None}, "key 'hidden_size' is null"),
+    ],
+)
+def test_a_config_value_of_the_wrong_kind_is_named(
+    folder: Path, values: dict[str, Any], message: str
+) -> None:
+    configure(folder, **values)
+    with pytest.raises(UserError, match=message):
+        family_of(read_config(folder)).architecture(read_config(folder))
+
+
 def test_an_unknown_architecture_is_told_with_the_nearest_known() -> None:
     with pytest.raises(
         UserError, match=r"Qwen3MoEForCausalLM is not supported. Did you mean 'Qwen3MoeForCausalLM'"
@@ -251,6 +277,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         r"rope_scaling\.attention_factor: 1\.0",
     ),
     ("glm-4.5", {"num_experts_per_tok": 1}, "num_experts_per_tok: 1"),
+    ("glm-4.5", {"n_routed_experts": None, "num_local_experts": None}, "says no number of experts"),
+    ("mixtral", {"num_local_experts": 0}, "says no number of experts"),
 ]
 
 
