@@ -249,9 +249,8 @@ def convert(
 
     layout = Layout(tensor=tensor, pipeline=pipeline, expert=expert)
     if not launcher.under_torchrun():
-        conversion.check(source, target, config)
-        ranks = next(n for n in range(1, launcher.MOST_RANKS) if layout.problem(n) is None)
-        if ranks > 1:
+        conversion.check(source, target, config, layout)
+        if (ranks := launcher.fewest_ranks(layout)) > 1:
             words = ["convert", str(source), str(target), "--dtype", dtype]
             words += ["--config", str(config)] if config else []
             for name, size in (("tensor", tensor), ("pipeline", pipeline), ("expert", expert)):

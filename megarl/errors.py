@@ -19,10 +19,11 @@ class UserError(Exception):
 
 
 def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
-    """`" Did you mean 'x' or 'y'?"` for the nearest known words, or the empty string.
+    """`" Did you mean 'x' or 'y'?"` for the nearest known words whatever their case, or the empty string.
 
     >>> did_you_mean("gpso", ["gspo", "grpo", "ppo"])
-    " Did you mean 'gspo' or 'ppo' or 'grpo'?"
+    " Did you mean 'gspo' or 'grpo' or 'ppo'?"
     """
-    near = difflib.get_close_matches(word, list(known), n=most, cutoff=0.5)
+    plain = {name.lower(): name for name in known}
+    near = [plain[name] for name in difflib.get_close_matches(word.lower(), plain, n=most, cutoff=0.5)]
     return f" Did you mean {' or '.join(repr(w) for w in near)}?" if near else ""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
+from megarl.megatron.layout import Layout
 
 MOST_RANKS = 4096
 PR_SET_PDEATHSIG = 1
@@ -30,17 +31,23 @@ def ranks_on_this_machine(config: Config) -> int:
     """`launch.ranks`, else the GPUs, else on a CPU the fewest ranks that the layout allows."""
     import torch
 
-    from megarl.megatron.layout import Layout
-
     layout = Layout(**config.parallel.model_dump())
     if config.launch.ranks is not None:
         ranks = config.launch.ranks
     elif config.platform != "cpu" and torch.cuda.is_available():
         ranks = torch.cuda.device_count()
     else:
-        ranks = next((n for n in range(1, MOST_RANKS) if layout.problem(n) is None), 1)
+        ranks = fewest_ranks(layout)
     if problem := layout.problem(ranks):
         raise UserError(f"parallel: {problem}; change parallel.* or launch.ranks")
+    return ranks
+
+
+def fewest_ranks(layout: Layout) -> int:
+    """The fewest ranks that the layout allows. Raises UserError where they are more than one machine can have."""
+    ranks = next((n for n in range(1, MOST_RANKS) if layout.problem(n) is None), None)
+    if ranks is None:
+        raise UserError(f"parallel: {layout.problem(1)}, nor any other up to {MOST_RANKS}; lower the degrees")
     return ranks
 
 

@@ -96,15 +96,24 @@ def compute_advantages(
     A KL in the reward isn't known here: `token_advantages` has it. Raises ValueError for a missing or
     misshapen argument and for infinite rewards.
     """
+    if rewards.ndim != 1:
+        raise ValueError(f"rewards must be [R], not {list(rewards.shape)}")
     function = ADVANTAGES.get(recipe.advantage)
     if function is None:
         raise ValueError(
             f"{recipe.name}: advantage {recipe.advantage!r} needs a critic's values, use token_advantages"
         )
+    for given in (rewards, greedy_rewards):
+        if given is not None:
+            refuse_infinite(given)
+    return function(recipe, Rewards.of(rewards, group_ids, lengths, greedy_rewards, reduce_sum)).float()
+
+
+def refuse_infinite(rewards: Tensor) -> None:
+    """Raises ValueError that names the first response, [R], with an infinite reward."""
     infinite = rewards.isinf().nonzero()
     if len(infinite):
         raise ValueError(f"infinite reward at response {int(infinite[0])}: it has no advantage")
-    return function(recipe, Rewards.of(rewards, group_ids, lengths, greedy_rewards, reduce_sum)).float()
 
 
 def _grpo(recipe: Recipe, rewards: Rewards) -> Tensor:

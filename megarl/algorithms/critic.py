@@ -7,6 +7,7 @@ from torch import Tensor
 
 from megarl.algorithms import metrics as m
 from megarl.algorithms.loss import LossOutput
+from megarl.algorithms.responses import clean
 
 
 def value_loss(
@@ -23,12 +24,10 @@ def value_loss(
     values: [T], with gradient. old_values, returns: [T], from the rollout (see `gae`). mask: bool [T]; masked
     positions contribute exactly nothing. weights: [T], from `token_weights`. value_clip: None = not clipped.
     The value is this batch's part of the global loss. Source: PPO's reference implementation
-    (openai/baselines, ppo2).
+    (openai/baselines, ppo2). Raises ValueError for a misshapen argument.
     """
-    values, old, target, weights = (
-        torch.where(mask, x.float(), 0.0)
-        for x in (values, old_values.detach(), returns.detach(), weights.detach())
-    )
+    values, old = clean(mask, values, "values"), clean(mask, old_values.detach(), "old_values")
+    target, weights = clean(mask, returns.detach(), "returns"), clean(mask, weights.detach(), "weights")
     error = (values - target).square()
     clipped = torch.zeros_like(mask)
     if value_clip is not None:

@@ -41,11 +41,16 @@ ESTIMATES: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3":
 def kl_estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """float32 [T]: the estimate at each token; its gradient is with respect to `logprobs`.
 
-    kind: k1 | k2 | k3 | k3+. logprobs, ref_logprobs: [T]. Raises UserError for an unknown kind.
+    kind: k1 | k2 | k3 | k3+. logprobs, ref_logprobs: [T]. Raises UserError for an unknown kind, ValueError for two
+    shapes.
     """
     if kind not in ESTIMATES:
         raise UserError(
             f"unknown KL estimate {kind!r}.{did_you_mean(kind, ESTIMATES)} Known: {', '.join(ESTIMATES)}."
+        )
+    if logprobs.shape != ref_logprobs.shape:
+        raise ValueError(
+            f"logprobs has shape {list(logprobs.shape)}, ref_logprobs {list(ref_logprobs.shape)}"
         )
     return ESTIMATES[kind](bounded(logprobs.float() - ref_logprobs.detach().float()))
 

@@ -271,9 +271,9 @@ def make_recipe(mapping: Mapping[str, object]) -> Recipe:
     row = str(base if base is not None else name)
     if row not in RECIPES:
         missing = [slot for slot in _NEEDED if slot not in given]
+        compose = f" (To compose your own, give {', '.join(missing)} too.)" if missing else ""
         raise UserError(
-            f"unknown algorithm {row!r}.{did_you_mean(row, RECIPES)} Known: {', '.join(RECIPES)}. "
-            f"(To compose your own, give {', '.join(missing)} too.)"
+            f"unknown algorithm {row!r}.{did_you_mean(row, RECIPES)} Known: {', '.join(RECIPES)}.{compose}"
         )
     return _build({f: getattr(RECIPES[row], f) for f in _FIELDS}, given)
 

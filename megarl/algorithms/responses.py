@@ -53,9 +53,7 @@ class Responses(NamedTuple):
     def clean(self, values: Tensor, name: str) -> Tensor:
         """float32 [T] with 0 at masked positions, whatever stood there (NaN too); its gradient there is
         exactly 0."""
-        if values.shape != self.mask.shape:
-            raise ValueError(f"{name} has shape {list(values.shape)}, the mask {list(self.mask.shape)}")
-        return torch.where(self.mask, values.float(), 0.0)
+        return clean(self.mask, values, name)
 
     def sum(self, values: Tensor) -> Tensor:
         """float64 [R]: sum over each response's tokens, without gradient. values: [T], 0 where masked."""
@@ -82,6 +80,13 @@ class Responses(NamedTuple):
         """float32 [T], clean. values: [R] (one for each response; also where R = T) or [T]."""
         per_response = len(values) in (0, len(self.local)) and values.ndim == 1
         return self.clean(self.spread(values) if per_response else values, name)
+
+
+def clean(mask: Tensor, values: Tensor, name: str) -> Tensor:
+    """`Responses.clean` for a mask alone. Raises ValueError for values of another shape."""
+    if values.shape != mask.shape:
+        raise ValueError(f"{name} has shape {list(values.shape)}, the mask {list(mask.shape)}")
+    return torch.where(mask, values.float(), 0.0)
 
 
 def _sum(values: Tensor, rows: Tensor, count: int) -> Tensor:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from megarl.algorithms.advantages import compute_advantages, whiten
+from megarl.algorithms.advantages import compute_advantages, refuse_infinite, whiten
 from megarl.algorithms.kl import kl_estimate
 from megarl.algorithms.recipe import Recipe
 from megarl.algorithms.responses import Responses, SumReduce
@@ -41,8 +41,9 @@ def gae(
     0. values: [T], the critic's value before each token. mask: bool [T]; masked tokens (tool output) are
     stepped over: what follows an active token is the next active one. cu_seqlens: [R + 1]. token_rewards:
     [T], added at each token. The value after the last token is 0. Linear in T but for a factor log2 of the
-    longest response.
+    longest response. Raises ValueError for a misshapen argument and for infinite rewards.
     """
+    refuse_infinite(rewards)
     responses = Responses.of(mask, cu_seqlens)
     scored = responses.spread((~rewards.isnan()).float()) > 0
     active = (mask & scored).nonzero().squeeze(1)
@@ -50,11 +51,11 @@ def gae(
     last = torch.ones_like(rows, dtype=torch.bool)
     last[:-1] = rows[:-1] != rows[1:]
 
-    value = values[active].double()
+    value = responses.clean(values, "values")[active].double()
     following = torch.where(last, 0.0, value.roll(-1))
     reward = torch.where(last, responses.spread(rewards.nan_to_num())[active].double(), 0.0)
     if token_rewards is not None:
-        reward = reward + token_rewards[active].double()
+        reward = reward + responses.clean(token_rewards, "token_rewards")[active].double()
     advantage = _sum_to_go(reward + gamma * following - value, rows, gamma * gae_lambda)
 
     out = torch.zeros(2, len(mask), dtype=torch.float32, device=mask.device)

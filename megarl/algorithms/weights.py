@@ -54,8 +54,11 @@ def local_totals(*, lengths: Tensor, group_ids: Tensor) -> Totals:
     replicas.
 
     lengths: int [R], active tokens of each whole response. group_ids: int [R], any numbers.
-    A response without active tokens counts neither as a response nor towards its group.
+    A response without active tokens counts neither as a response nor towards its group. Raises ValueError for two
+    shapes.
     """
+    if group_ids.shape != lengths.shape:
+        raise ValueError(f"group_ids has shape {list(group_ids.shape)}, lengths {list(lengths.shape)}")
     lengths = lengths.long()
     _, group = torch.unique(group_ids, return_inverse=True)
     per_group = torch.zeros(len(lengths), dtype=torch.int64, device=lengths.device).index_add(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import datetime
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -182,8 +183,18 @@ def _find_groups(platform: Platform) -> Groups:
     )
 
 
-def first_to_say(message: str) -> bool:
-    """Whether no other rank has said this yet: most of a user's mistakes are met by every rank, and told once."""
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Most of a user's mistakes are met by every rank: the first to raise one tells it, the others are silent."""
+    try:
+        yield
+    except UserError as error:
+        error.silent = not _first_to_say(str(error))
+        raise
+
+
+def _first_to_say(message: str) -> bool:
+    """Whether no other rank has said this yet."""
     if not dist.is_initialized():
         return int(os.environ.get("RANK", 0)) == 0
     key = f"megarl/said/{zlib.crc32(message.encode())}"

@@ -82,6 +82,55 @@ def padded_vocab_size(architecture: Architecture, layout: Layout) -> int:
     return -(-architecture.vocab_size // layout.tensor) * layout.tensor
 
 
+OWN_SPLIT = (
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+    "pipeline_model_parallel_layout",
+)  # a user's own say about the layers of each stage
+
+
+def check_fits(architecture: Architecture, layout: Layout, extra: Mapping[str, Any] | None = None) -> None:
+    """Raises UserError where the model cannot be split so. extra: as in `ModelSettings`."""
+    shape, experts = {**architecture.transformer, **(extra or {})}, architecture.num_experts
+    layers, heads = shape["num_layers"], shape["num_attention_heads"]
+    groups = shape.get("num_query_groups") or heads
+    if layout.expert > 1 and not experts:
+        raise UserError("parallel.expert: the model is dense, it has no experts to share out; set it to 1")
+    dense = len(architecture.moe_layers) < layers
+    splits = [
+        ("tensor", layout.tensor, heads, "attention heads"),
+        ("tensor", layout.tensor, dense and shape["ffn_hidden_size"], "rows of a dense layer"),
+        (
+            "tensor",
+            layout.tensor,
+            shape.get("moe_shared_expert_intermediate_size"),
+            "rows of a shared expert",
+        ),
+        ("expert", layout.expert, experts, "experts"),
+        (
+            "expert_tensor",
+            layout.expert_shards,
+            experts and shape["moe_ffn_hidden_size"],
+            "rows of an expert",
+        ),
+    ]
+    for key, degree, size, what in splits:
+        if size and size % degree:
+            raise UserError(f"parallel.{key}: {degree} does not divide the model's {size} {what}")
+    if groups % layout.tensor and layout.tensor % groups:
+        raise UserError(f"parallel.tensor: {layout.tensor} and the model's {groups} key heads do not divide")
+    chunks = layout.pipeline * (layout.virtual_pipeline or 1)
+    if layout.virtual_pipeline and layers % chunks and not shape.keys() & set(OWN_SPLIT):
+        raise UserError(
+            f"parallel.virtual_pipeline: {layers} layers do not divide into {layout.pipeline} stages x "
+            f"{layout.virtual_pipeline} chunks"
+        )
+    if not shape.keys() & set(OWN_SPLIT):
+        _last_stage(layers, layout)
+
+
 def _last_stage(layers: int, layout: Layout) -> int | None:
     """Layers of the last pipeline stage, which also has the LM head, where they do not divide; else None."""
     stages = layout.pipeline
@@ -115,8 +164,11 @@ def _load_balancing(architecture: Architecture, settings: ModelSettings) -> dict
 def transformer_config(
     architecture: Architecture, layout: Layout, platform: Platform, settings: ModelSettings
 ) -> TransformerConfig:
-    """megatron-core's config: the architecture, the layout, the platform, in that order."""
-    dtype = settings.params_dtype
+    """megatron-core's config: the architecture, the layout, the platform, in that order. Raises UserError for a layout
+    that the model cannot have, and for settings.extra that megatron-core does not take."""
+    check_fits(architecture, layout, settings.extra)
+    dtype, layers = settings.params_dtype, architecture.transformer["num_layers"]
+    own_split = settings.extra.keys() & set(OWN_SPLIT)
     fields: dict[str, Any] = {
         "normalization": "RMSNorm",
         "add_bias_linear": False,
@@ -135,7 +187,7 @@ def transformer_config(
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
         "virtual_pipeline_model_parallel_size": layout.virtual_pipeline,
-        "num_layers_in_last_pipeline_stage": _last_stage(architecture.transformer["num_layers"], layout),
+        "num_layers_in_last_pipeline_stage": None if own_split else _last_stage(layers, layout),
         "context_parallel_size": layout.context,
         "expert_model_parallel_size": layout.expert,
         "expert_tensor_parallel_size": layout.expert_shards,
@@ -154,10 +206,16 @@ def transformer_config(
         fields |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     elif settings.recompute == "selective":
         fields |= {"recompute_granularity": "selective"}
+    kind: type[TransformerConfig] = TransformerConfig
     if architecture.transformer.get("multi_latent_attention"):
         # the fused rotary kernel wants YaRN; the plain one serves both
-        return MLATransformerConfig(**{**fields, "apply_rope_fusion": False, **settings.extra})
-    return TransformerConfig(**{**fields, **settings.extra})
+        kind, fields["apply_rope_fusion"] = MLATransformerConfig, False
+    try:
+        return kind(**{**fields, **settings.extra})
+    except (TypeError, ValueError, AssertionError) as error:
+        if not settings.extra:
+            raise
+        raise UserError(f"model.transformer: megatron-core does not take it: {error}") from error
 
 
 class _HiddenStateHead(ColumnParallelLinear):

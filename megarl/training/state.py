@@ -20,6 +20,7 @@ from megarl.monitor.tell import tell
 from megarl.training.run import Run
 
 MANIFEST, STATE, WRITING = "manifest.json", "state.json", ".writing"
+HOW_IT_RUNS = {"recompute", "float32_lm_head", "load_balancing", "load_balancing_rate"}  # free to change
 REFERENCE, CRITIC = "reference", "critic"
 
 
@@ -135,11 +136,14 @@ def _damaged_files(path: Path, entries: list[tuple[str, list[int]]]) -> Iterator
 
 
 def _same_start(run: Run, state: RunState, path: Path) -> None:
-    now = run.config.model.model_dump(mode="json")
-    for key in ("path", "make", "tokenizer", "tokenizer_vocab"):
-        if state.model.get(key) != now[key]:
+    then, now = dict(state.model), run.config.model.model_dump(mode="json")
+    computed = run.trainer.architecture.transformer  # what else model.transformer says is how the model runs
+    for part in (then, now):
+        part["transformer"] = {k: v for k, v in (part.get("transformer") or {}).items() if k in computed}
+    for key in now:
+        if key in then and key not in HOW_IT_RUNS and then[key] != now[key]:
             raise UserError(
-                f"{path}: saved with model.{key}={state.model.get(key)!r}, the config says {now[key]!r}: restore it, "
+                f"{path}: saved with model.{key}={then[key]!r}, the config says {now[key]!r}: restore it, "
                 "or start a new run with another name"
             )
     cold = int(path.name.removeprefix("step_")) - state.step

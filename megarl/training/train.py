@@ -10,7 +10,7 @@ from pathlib import Path
 from megarl.config.load import to_yaml
 from megarl.config.schema import Config
 from megarl.errors import UserError
-from megarl.megatron.groups import finish, first_to_say
+from megarl.megatron.groups import finish, told_once
 from megarl.monitor.alarms import AlarmStop
 from megarl.monitor.files import write_atomic
 from megarl.monitor.jsonl import read_metrics
@@ -32,7 +32,7 @@ from megarl.weights.exchange import stream
 
 def train(config: Config) -> None:
     """Run it on this rank; all ranks call it. Raises UserError for what the user can mend."""
-    try:
+    with told_once():
         run = open_run(config)
         saver = Saver(run)
         try:
@@ -43,9 +43,6 @@ def train(config: Config) -> None:
         finally:
             saver.close()
             run.close()
-    except UserError as error:
-        error.silent = not first_to_say(str(error))
-        raise
     finish()
 
 

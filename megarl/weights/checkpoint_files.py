@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megarl.errors import UserError
 
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 COPIED = (
     "generation_config.json",
     "tokenizer.json",
@@ -35,15 +35,49 @@ MULTI_TOKEN_PREDICTION = (
 )  # layers that no family trains or writes
 
 
-class HFConfig(dict[str, Any]):
-    """`config.json`; a key that is asked for and missing is the user's error."""
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)  # whole numbers from 1
+COUNTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "n_group",
+    "topk_group",
+    *MULTI_TOKEN_PREDICTION,
+)  # whole numbers from 0
+LISTS = ("architectures", "layer_types", "mlp_layer_types", "mlp_only_layers")
 
-    def __missing__(self, key: str) -> Any:
-        raise UserError(f"config.json: key {key!r} is missing")
+
+class HFConfig(dict[str, Any]):
+    """`config.json`; a key that is asked for and missing or null is the user's error."""
+
+    def __getitem__(self, key: str) -> Any:
+        if (value := self.get(key)) is None:
+            raise UserError(f"config.json: key {key!r} is {'null' if key in self else 'missing'}")
+        return value
 
 
 def read_config(folder: Path) -> HFConfig:
-    """The folder's `config.json`. Raises UserError when it is missing or not JSON."""
+    """The folder's `config.json`. Raises UserError when it is missing or not JSON, and for a size that is none."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; model.path must be a Hugging Face checkpoint folder")
@@ -55,42 +89,81 @@ def read_config(folder: Path) -> HFConfig:
         raise UserError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a JSON object")
+    _check_kinds(path, values)
     return HFConfig(values)
+
+
+def _check_kinds(path: Path, values: Mapping[str, Any]) -> None:
+    """What every family reads: null, or of its kind."""
+    for names, least in ((SIZES, 1), (COUNTS, 0)):
+        for key in names:
+            value = values.get(key)
+            if value is not None and (type(value) is not int or value < least):
+                raise UserError(f"{path}: {key} is {value!r}, it must be a whole number from {least}")
+    for key in LISTS:
+        if not isinstance(values.get(key, []), list | None):
+            raise UserError(f"{path}: {key} is {values[key]!r}, it must be a list")
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(values.get(key), dict | None):
+            raise UserError(f"{path}: {key} is {values[key]!r}, it must be an object")
 
 
 class CheckpointReader:
     """The tensors of an HF folder by name. Making one reads every file's header; no tensor is read before it is
     asked for.
 
-    Raises UserError that names a file that is missing, truncated or no safetensors, and a tensor that the index
-    promises and its file lacks.
+    Raises UserError that names a file that is missing, unreadable, truncated or no safetensors, a tensor that the index
+    promises and its file lacks, one that two files hold, and a whole checkpoint beside an index that is of another.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         index = folder / INDEX
         if index.is_file():
-            promised = _weight_map(index)
-            paths = sorted({folder / file for file in promised.values()})
+            self.files = _weight_map(index)
+            if (folder / WHOLE).is_file() and WHOLE not in self.files.values():
+                raise UserError(
+                    f"{folder}: holds {WHOLE} and {INDEX}, which does not name it: two checkpoints, and engines differ "
+                    "in which they read; remove one of them"
+                )
         else:
-            promised = {}
-            paths = sorted(folder.glob("*.safetensors"))
-            if not paths:
+            self.files = {}
+            for path in sorted(folder.glob("*.safetensors")):
+                for name in _header(path):
+                    if (other := self.files.setdefault(name, path.name)) != path.name:
+                        raise UserError(
+                            f"{folder}: tensor {name!r} is in {other} and in {path.name}; remove the file that does "
+                            "not belong here"
+                        )
+            if not self.files:
                 raise UserError(
                     f"{folder}: no *.safetensors file; convert the checkpoint to safetensors first"
                 )
-        headers = {path.name: _header(path) for path in paths}
-        self.files = promised or {name: file for file, header in headers.items() for name in header}
+        headers = {file: _header(folder / file) for file in sorted(set(self.files.values()))}
         for name, file in self.files.items():
             if name not in headers[file]:
                 raise UserError(f"{folder / file}: tensor {name!r} is missing, although {INDEX} promises it")
-        self._shapes = {name: headers[file][name] for name, file in self.files.items()}
+        self._headers = {name: headers[file][name] for name, file in self.files.items()}
 
     def names(self) -> set[str]:
         return set(self.files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
+        return self._headers[name][1]
+
+    def kind(self, name: str) -> str:
+        """A tensor's dtype as safetensors writes it: F32, BF16, I8 ..."""
+        return self._headers[name][0]
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors hold the same numbers, without ever holding a whole one."""
+        if self.shape(one) != self.shape(other):
+            return False
+        paths = [self.folder / self.files[name] for name in (one, other)]
+        with safe_open(paths[0], framework="pt") as a, safe_open(paths[1], framework="pt") as b:
+            left, right = a.get_slice(one), b.get_slice(other)
+            rows = range(0, self.shape(one)[0], 4096)
+            return all(torch.equal(left[n : n + 4096], right[n : n + 4096]) for n in rows)
 
     def read(self, name: str) -> Tensor:
         """One whole tensor. Raises UserError when the checkpoint lacks it."""
@@ -112,13 +185,16 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise UserError(f"{index}: not an index of tensors (a JSON object with 'weight_map')") from error
 
 
-def _header(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by tensor name; safetensors itself compares the header with the file's size."""
+def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape by tensor name; safetensors itself compares the header with the file's size."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+            slices = {name: file.get_slice(name) for name in file.keys()}
+            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing, although {INDEX} names it") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
     except SafetensorError as error:
         raise UserError(f"{path}: not a readable safetensors file, perhaps truncated ({error})") from error
 

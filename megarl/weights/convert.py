@@ -13,9 +13,9 @@ import torch
 
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_weights, save_weights
-from megarl.megatron.groups import Groups, initialize
+from megarl.megatron.groups import Groups, initialize, told_once
 from megarl.megatron.layout import Layout
-from megarl.megatron.model import ModelSettings, build_model
+from megarl.megatron.model import ModelSettings, build_model, check_fits
 from megarl.megatron.platform import Platform
 from megarl.megatron.writing import CheckpointFailed
 from megarl.weights.checkpoint_files import (
@@ -46,7 +46,7 @@ def kind_of(folder: Path) -> str:
     )
 
 
-def check(source: Path, target: Path, config_folder: Path | None) -> Path:
+def check(source: Path, target: Path, config_folder: Path | None, layout: Layout) -> Path:
     """Everything that can be refused before ranks are started; returns the folder with the model's config.json."""
     kind = kind_of(source)
     if target.exists():
@@ -57,17 +57,18 @@ def check(source: Path, target: Path, config_folder: Path | None) -> Path:
             f"{folder}: no config.json; name the Hugging Face folder that the model began from with --config"
         )
     config = read_config(folder)
-    family_of(config, source=str(folder / "config.json")).architecture(config)
+    check_fits(family_of(config, source=str(folder / "config.json")).architecture(config), layout)
     return folder
 
 
+@told_once()
 def convert(source: Path, target: Path, *, layout: Layout, config_folder: Path | None, dtype: str) -> str:
     """Write `target` from `source`, in the other format; collective. Returns one line that says what was done.
 
     dtype: "float32", "bfloat16", or "auto", which is what config.json says. Raises UserError for a folder, config or
     tensor that does not fit, and for a target that exists or cannot be written.
     """
-    described_by = check(source, target, config_folder)
+    described_by = check(source, target, config_folder, layout)
     config = read_config(described_by)
     platform = Platform.detect()
     groups = initialize(layout, platform, seed=0)

@@ -15,13 +15,16 @@ from megarl.errors import UserError, did_you_mean
 from megarl.weights.checkpoint_files import CheckpointReader
 from megarl.weights.mapping import Item, NameMap
 
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+NUMBERS = ("F32", "BF16", "F16", "F64")  # safetensors' names of what weights may be stored as
+
 
 def check_coverage(name_map: NameMap, reader: CheckpointReader) -> None:
     """Each checkpoint tensor is mapped exactly once, nothing is missing, and the shapes of this rank's tensors are
-    the config's; only file headers are read. Raises UserError that names the first at fault.
+    the config's. Raises UserError that names the first at fault. Only file headers are read, but for a tied LM head
+    that the checkpoint stores all the same: it must be the embedding.
 
-    A tied LM head that the checkpoint stores all the same, rotary tables, and what the family leaves out on purpose
-    are no surplus.
+    Such a head, rotary tables, and what the family leaves out on purpose are no surplus.
     """
     wanted = [name for item in name_map.items for name in item.hf]
     assert len(wanted) == len(set(wanted)), "a name map names a tensor twice"
@@ -31,7 +34,7 @@ def check_coverage(name_map: NameMap, reader: CheckpointReader) -> None:
             f"{reader.folder}: {len(missing)} tensor(s) missing that config.json calls for, first "
             f"{missing[0]!r}.{did_you_mean(missing[0], have - set(wanted))}"
         )
-    harmless = {"lm_head.weight"} if name_map.model.architecture.tied_embeddings else set()
+    harmless = {HEAD} if name_map.model.architecture.tied_embeddings else set()
     surplus = sorted(
         name
         for name in have - set(wanted) - harmless
@@ -42,9 +45,20 @@ def check_coverage(name_map: NameMap, reader: CheckpointReader) -> None:
             f"{reader.folder}: {len(surplus)} tensor(s) that config.json does not call for, first {surplus[0]!r}"
         )
     _check_shapes(name_map, reader)
+    if HEAD in harmless & have and not reader.same(HEAD, EMBEDDING):
+        raise UserError(
+            f"{reader.folder}: config.json and tensors disagree: tie_word_embeddings is true, but {HEAD!r} differs "
+            f"from {EMBEDDING!r}: set tie_word_embeddings to false, or remove the tensor that is not the model's"
+        )
 
 
 def _check_shapes(name_map: NameMap, reader: CheckpointReader) -> None:
+    for name in (name for item in name_map.items for name in item.hf):
+        if reader.kind(name) not in NUMBERS:
+            raise UserError(
+                f"{reader.folder}: {name!r} is {reader.kind(name)}: quantized weights are not supported; convert the "
+                "checkpoint to bfloat16 first"
+            )
     local = name_map.local_tensors()
     for item in name_map.items:
         if (tensor := local.pop(item.name, None)) is None:

@@ -12,12 +12,15 @@ from megarl.algorithms import (
     METRICS,
     RECIPES,
     Recipe,
+    compute_advantages,
     finalize,
+    gae,
     get_recipe,
     kl_estimate,
     local_totals,
     policy_loss,
     token_weights,
+    value_loss,
 )
 from megarl.errors import UserError
 from tests.algorithms.batches import every_combination, identify, ragged, run, take
@@ -177,6 +180,44 @@ def test_misshapen_arguments_are_named() -> None:
         run(RECIPES["dapo"], batch, advantages=torch.zeros(5))
     with pytest.raises(ValueError, match="mask must be bool"):
         run(RECIPES["dapo"], batch, weights=torch.zeros(len(batch.mask)), mask=batch.mask.int())
+
+
+def test_no_public_call_broadcasts_what_is_misshapen() -> None:
+    """A critic's [T, 1] against [T] would be a [T, T] of nonsense."""
+    batch = ragged(4, responses=12)
+    mask, cu_seqlens, flat, rewards = batch.mask, batch.cu_seqlens, batch.entropy, batch.advantages
+    column, one = flat[:, None], flat[:1]
+    loss = {"values": flat, "old_values": flat, "returns": flat, "mask": mask, "weights": flat}
+    for name in ("values", "old_values", "returns", "weights"):
+        for wrong in (column, one):
+            with pytest.raises(ValueError, match=rf"^{name} has shape"):
+                value_loss(**(loss | {name: wrong}))
+    whole = {"rewards": rewards, "values": flat, "mask": mask, "cu_seqlens": cu_seqlens}
+    for name in ("values", "token_rewards"):
+        for wrong in (column, torch.cat([flat, flat])):
+            with pytest.raises(ValueError, match=rf"^{name} has shape"):
+                gae(**(whole | {name: wrong}))
+    for wrong in (column, one):
+        with pytest.raises(ValueError, match="ref_logprobs"):
+            kl_estimate("k3", flat, wrong)
+    for groups in (batch.group_ids[None], batch.group_ids[1:]):
+        with pytest.raises(ValueError, match="group_ids has shape"):
+            token_weights("token_mean", mask=mask, cu_seqlens=cu_seqlens, group_ids=groups)
+    with pytest.raises(ValueError, match="rewards must be"):
+        compute_advantages(RECIPES["grpo"], rewards=rewards[None], group_ids=batch.group_ids[None])
+
+
+@pytest.mark.parametrize("infinity", [math.inf, -math.inf])
+def test_an_infinite_reward_is_named_wherever_it_comes_in(infinity: float) -> None:
+    batch = ragged(4, responses=12)
+    rewards = batch.advantages.clone()
+    rewards[3] = infinity
+    flat, groups = batch.entropy, batch.group_ids
+    with pytest.raises(ValueError, match="infinite reward at response 3"):
+        gae(rewards=rewards, values=flat, mask=batch.mask, cu_seqlens=batch.cu_seqlens)
+    remax = RECIPES["remax"]
+    with pytest.raises(ValueError, match="infinite reward at response 3"):
+        compute_advantages(remax, rewards=batch.advantages, group_ids=groups, greedy_rewards=rewards)
 
 
 def test_constant_weights_need_the_generation_budget() -> None:

@@ -195,8 +195,12 @@ def test_a_recipe_is_shown_with_formula_source_and_every_default_it_reads(name: 
 def test_the_listing_names_every_recipe_and_an_unknown_one_is_refused() -> None:
     listing = render_algorithms()
     assert all(f"{name} " in listing for name in RECIPES)
-    with pytest.raises(UserError, match="Did you mean"):
-        render_algorithms("gpso")
+    for typed in ("gpso", "GSPO"):
+        with pytest.raises(UserError, match="Did you mean 'gspo'"):
+            render_algorithms(typed)
+    parts = {"advantage": "rloo", "ratio": "token", "surrogate": "clip", "weights": "token_mean"}
+    with pytest.raises(UserError, match=r"unknown algorithm 'mine'.* Known: .*minirl\.$"):
+        get_recipe("mine", **parts)  # no advice to give the parts that were given
 
 
 def test_the_page_has_the_table_and_a_section_for_every_recipe() -> None:

@@ -135,9 +135,11 @@ def extras_job(folder: Path, asynchronous: str, algorithm: str) -> dict[str, Any
     return {"saved": saved, "untouched": untouched, "changed": changed}
 
 
-def resume_job(folder: Path, steps: int, algorithm: str = "algorithm=gspo") -> dict[str, Any]:
-    """Resumed, and so many steps from there; weights before and after."""
-    run = open_tiny(folder, algorithm)
+def resume_job(
+    folder: Path, steps: int, algorithm: str = "algorithm=gspo", model: str | None = None
+) -> dict[str, Any]:
+    """Resumed, perhaps with another setting of the model, and so many steps from there; weights before and after."""
+    run = open_tiny(folder, algorithm, *([model] if model else []))
     state = resume(run, lambda stage: set_optimizer(run, stage))
     assert state is not None
     loaded = weights_of(run)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ranks import RankPool
+from tests.ranks import RankFailed, RankPool
 from tests.training.jobs import (
     behind_job,
     demonstrations_job,
@@ -53,6 +53,31 @@ def test_it_holds_the_weights_of_the_call_whatever_training_did_since(
 def test_a_run_that_resumes_from_it_is_bit_identical(behind: dict[str, Any], resumed: dict[str, Any]) -> None:
     """Moments, schedule, random states and the prompt stream are those of the call, too."""
     assert same(behind["trained"], resumed["trained"])
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("model.dtype=bfloat16", r"saved with model\.dtype='auto', the config says 'bfloat16'"),
+        (
+            "model.transformer={layernorm_epsilon: 0.1}",
+            r"model\.transformer=\{\}, .* says \{'layernorm_epsilon': 0\.1\}",
+        ),
+        ("model.template_options={short: true}", r"model\.template_options=\{\}, the config says"),
+    ],
+)
+def test_resuming_with_another_model_says_what_differs(
+    model: str, says: str, ranks: RankPool, folder: Path, behind: dict[str, Any]
+) -> None:
+    with pytest.raises(RankFailed, match=says):
+        ranks.run(2, resume_job, folder=folder, steps=0, model=model)
+
+
+def test_how_the_model_runs_may_change_when_a_run_resumes(
+    ranks: RankPool, folder: Path, behind: dict[str, Any]
+) -> None:
+    model = "model.transformer={moe_token_dispatcher_type: allgather}"
+    assert same(behind["saved"], ranks.run(2, resume_job, folder=folder, steps=0, model=model)[0]["loaded"])
 
 
 @pytest.mark.parametrize("asynchronous", ["off", "on"])

@@ -84,6 +84,14 @@ def dense_instead(folder: Path) -> None:
     configure(folder, mlp_only_layers=[0, 1])
 
 
+def quantize_a_norm(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({NORM: tensors[NORM].to(torch.int8)}))
+
+
+def tie_what_differs(folder: Path) -> None:
+    configure(folder, tie_word_embeddings=True)
+
+
 DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (drop_a_norm, rf"1 tensor\(s\) missing .* first '{NORM}'"),
     (add_a_tensor, r"1 tensor\(s\) that config.json does not call for, first 'extra'"),
@@ -92,6 +100,8 @@ DAMAGE: list[tuple[Callable[[Path], None], str]] = [
     (swap_q_and_k_sizes, r"'model.layers.0.self_attn.q_proj.weight' is \[32, 32\], .* calls for \[64, 32\]"),
     (more_layers, r"missing that config.json calls for, first 'model.layers.2."),
     (fewer_experts, r"does not call for, first 'model.layers.1.mlp.experts.4."),
+    (quantize_a_norm, rf"'{NORM}' is I8: quantized weights are not supported"),
+    (tie_what_differs, r"tie_word_embeddings is true, but 'lm_head.weight' differs from 'model.embed_tokens"),
     (dense_instead, r"missing that config.json calls for, first 'model.layers.1.mlp.gate_proj"),
 ]
 
@@ -135,6 +145,37 @@ def test_an_index_that_names_an_absent_file_is_refused(folder: Path) -> None:
         CheckpointReader(folder)
 
 
+def test_an_index_may_name_files_in_a_subfolder(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    (folder / "parts").mkdir()
+    (folder / "model.safetensors").rename(folder / "parts" / "one.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(names, "parts/one.safetensors")}))
+    assert torch.equal(CheckpointReader(folder).read(NORM), names[NORM])
+
+
+def test_a_tensor_that_two_files_hold_is_refused(folder: Path) -> None:
+    save_file({NORM: torch.zeros(32)}, folder / "stray.safetensors")
+    with pytest.raises(UserError, match=rf"'{NORM}' is in model\.safetensors and in stray\.safetensors"):
+        CheckpointReader(folder)
+
+
+def test_a_whole_checkpoint_beside_the_index_of_another_is_refused(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    save_file(names, folder / "model-00001-of-00001.safetensors")
+    (folder / INDEX).write_text(
+        json.dumps({"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")})
+    )
+    with pytest.raises(UserError, match=rf"holds model\.safetensors and {INDEX}, which does not name it"):
+        CheckpointReader(folder)
+
+
+def test_a_folder_in_place_of_a_file_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(UserError, match=r"model\.safetensors: "):
+        CheckpointReader(folder)
+
+
 def test_an_index_that_promises_too_much_is_refused(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"ghost": "model.safetensors"}}))
     with pytest.raises(UserError, match=rf"tensor 'ghost' is missing, although {INDEX} promises it"):
@@ -168,6 +209,32 @@ def test_a_config_is_refused_that_is_missing_broken_or_lacks_a_key(folder: Path)
     config.unlink()
     with pytest.raises(UserError, match="not found"):
         read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"num_attention_heads": "4"},
+            r"config\.json: num_attention_heads is '4', it must be a whole number from 1",
+        ),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"hidden_size": 32.5}, r"hidden_size is 32\.5"),
+        ({"num_experts": -1}, "num_experts is -1, it must be a whole number from 0"),
+        (
+            {"architectures": "Qwen3MoeForCausalLM"},
+            "architectures is 'Qwen3MoeForCausalLM', it must be a list",
+        ),
+        ({"rope_parameters": "default"}, "rope_parameters is 'default', it must be an object"),
+        ({"hidden_size": None}, "key 'hidden_size' is null"),
+    ],
+)
+def test_a_config_value_of_the_wrong_kind_is_named(
+    folder: Path, values: dict[str, Any], message: str
+) -> None:
+    configure(folder, **values)
+    with pytest.raises(UserError, match=message):
+        family_of(read_config(folder)).architecture(read_config(folder))
 
 
 def test_an_unknown_architecture_is_told_with_the_nearest_known() -> None:
@@ -210,6 +277,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         r"rope_scaling\.attention_factor: 1\.0",
     ),
     ("glm-4.5", {"num_experts_per_tok": 1}, "num_experts_per_tok: 1"),
+    ("glm-4.5", {"n_routed_experts": None, "num_local_experts": None}, "says no number of experts"),
+    ("mixtral", {"num_local_experts": 0}, "says no number of experts"),
 ]
 
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from megarl.cli import main
 from megarl.errors import UserError
+from megarl.launcher import fewest_ranks
+from megarl.megatron.layout import Layout
 from megarl.weights.convert import check
 from tests.models import tiny_tokenizer
 from tests.ranks import RankFailed, RankPool
@@ -84,6 +86,40 @@ def test_the_command_refuses_in_one_message(
     assert "exists already; name a new folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--tensor 3", "parallel.tensor: 3 does not divide the model's 4 attention heads"),
+        ("--expert 3", "parallel.expert: 3 does not divide the model's 8 experts"),
+        ("--pipeline 5", "parallel.pipeline: 3 layers leave one of 5 stages empty"),
+    ],
+)
+def test_a_layout_that_the_model_cannot_have_is_refused_before_ranks_are_started(
+    words: str, message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["convert", str(source), str(tmp_path / "target"), *words.split()])
+    assert refused.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_ranks_than_a_machine_has_are_refused() -> None:
+    with pytest.raises(UserError, match="nor any other up to 4096; lower the degrees"):
+        fewest_ranks(Layout(tensor=64, pipeline=64, expert=64))
+
+
+def test_what_every_rank_finds_wrong_is_told_once(source: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(source, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    result = megarl(str(other), str(tmp_path / "target"), "--tensor", "2")
+    assert result.returncode == 2
+    assert result.stderr.count("config.json and tensors disagree: 'model.embed_tokens.weight'") == 1
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "target").exists()
+
+
 def test_a_pipeline_converts_and_another_model_is_refused(
     ranks: RankPool, megatron: Path, tmp_path: Path
 ) -> None:
@@ -112,7 +148,7 @@ def test_the_weights_of_a_training_checkpoint_are_converted(ranks: RankPool, tmp
         2, trained_checkpoint_job, folder=source, written=trained, layout={"expert": 2}, timeout=240
     )[0]
     with pytest.raises(UserError, match=r"no config\.json; name the Hugging Face folder .* with --config"):
-        check(trained, tmp_path / "back", None)
+        check(trained, tmp_path / "back", None, Layout())
     ranks.run(
         1,
         convert_job,
@@ -130,13 +166,13 @@ def test_the_weights_of_a_training_checkpoint_are_converted(ranks: RankPool, tmp
 
 def test_what_cannot_be_converted_is_refused_before_anything_starts(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        check(tmp_path / "nowhere", tmp_path / "target", None)
+        check(tmp_path / "nowhere", tmp_path / "target", None, Layout())
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UserError, match=r"neither a Hugging Face folder .* nor a Megatron checkpoint"):
-        check(empty, tmp_path / "target", None)
+        check(empty, tmp_path / "target", None, Layout())
     other = shutil.copytree(source, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "architectures": ["FooForCausalLM"]}))
     with pytest.raises(UserError, match=r"other/config\.json: architecture FooForCausalLM is not supported"):
-        check(other, tmp_path / "target", None)
+        check(other, tmp_path / "target", None, Layout())

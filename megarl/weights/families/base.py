@@ -197,14 +197,23 @@ def sigmoid_router(config: Mapping[str, Any]) -> dict[str, Any]:
 def shared_and_routed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes of routed and shared experts by DeepSeek's keys."""
     size, shared = config["moe_intermediate_size"], config.get("n_shared_experts") or 0
-    fields = {"num_moe_experts": experts_of(config), "moe_ffn_hidden_size": size}
+    fields = {"num_moe_experts": some_experts(config), "moe_ffn_hidden_size": size}
     return {**fields, "moe_shared_expert_intermediate_size": size * shared} if shared else fields
+
+
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 
 def experts_of(config: Mapping[str, Any]) -> int:
     """Published checkpoints say `num_experts` or `n_routed_experts`; transformers 5 saves `num_local_experts`."""
-    keys = ("n_routed_experts", "num_experts", "num_local_experts")
-    return int(next((config[key] for key in keys if config.get(key)), 0))
+    return int(next((config[key] for key in EXPERTS if config.get(key)), 0))
+
+
+def some_experts(config: Mapping[str, Any]) -> int:
+    """`experts_of`, where every model of the family has some."""
+    if not (experts := experts_of(config)):
+        raise UserError(f"config.json: says no number of experts ({', '.join(EXPERTS)})")
+    return experts
 
 
 def multi_token_prediction(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ from megarl.weights.families.base import (
     attention,
     decoder,
     decoder_settings,
-    experts_of,
     name_map,
     refuse_unsupported,
     routed_experts,
     softmax_router,
+    some_experts,
 )
 
 
@@ -24,7 +24,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     refuse_unsupported(config)
     moe_layers = tuple(range(config["num_hidden_layers"]))
     transformer = decoder_settings(config, moe_layers) | {
-        "num_moe_experts": experts_of(config),
+        "num_moe_experts": some_experts(config),
         "moe_ffn_hidden_size": config["intermediate_size"],
         **softmax_router(config, normalised=True),
     }

@@ -12,13 +12,13 @@ from megarl.weights.families.base import (
     attention,
     decoder,
     decoder_settings,
-    experts_of,
     name_map,
     refuse,
     refuse_unsupported,
     require,
     routed_experts,
     softmax_router,
+    some_experts,
 )
 
 
@@ -30,7 +30,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     moe_layers = tuple(range(config["num_hidden_layers"]))
     transformer = decoder_settings(config, moe_layers) | {
         "qk_layernorm": True,
-        "num_moe_experts": experts_of(config),
+        "num_moe_experts": some_experts(config),
         "moe_ffn_hidden_size": config["intermediate_size"],
         **softmax_router(config, normalised=bool(config.get("norm_topk_prob", False))),
     }
