@@ -1,9 +1,12 @@
-"""The one exception for a user's mistake, and the "did you mean" that helps to mend it."""
+"""The one exception for a user's mistake, the "did you mean" that helps to mend it, and the system's refusals."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Iterator
 
 EXIT_USER_ERROR = 2
 
@@ -27,3 +30,16 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     plain = {name.lower(): name for name in known}
     near = [plain[name] for name in difflib.get_close_matches(word.lower(), plain, n=most, cutoff=0.5)]
     return f" Did you mean {' or '.join(repr(w) for w in near)}?" if near else ""
+
+
+@contextlib.contextmanager
+def system_errors() -> Iterator[None]:
+    """What the system refuses is raised as OSError. safetensors and tokenizers have exceptions of their own for it."""
+    try:
+        yield
+    except Exception as error:
+        refused = re.search(r"\(os error (\d+)\)", str(error))
+        if refused is None or isinstance(error, OSError):
+            raise
+        number = int(refused[1])
+        raise OSError(number, os.strerror(number)) from error

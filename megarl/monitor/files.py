@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from megarl.errors import UserError
+from megarl.errors import UserError, system_errors
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -31,6 +32,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        raise cannot_write(path, error) from error
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the code of others that writes `path`: raises UserError as `write_atomic` does."""
+    try:
+        with system_errors():
+            yield
+    except OSError as error:
         raise cannot_write(path, error) from error
 
 

@@ -10,6 +10,7 @@ import torch
 
 from megarl.data.tokenizer import ChatTokenizer
 from megarl.errors import UserError, did_you_mean
+from megarl.monitor.files import writing
 
 READ_IF_SET = ("head_dim",)  # fields that a model class reads although its config class does not declare them
 
@@ -51,7 +52,8 @@ def _refused(error: Exception) -> UserError:
 def make_checkpoint(fields: Mapping[str, Any], tokenizer: ChatTokenizer, folder: Path, *, seed: int) -> None:
     """Write `folder`: config.json, weights drawn from `seed`, tokenizer files.
 
-    The vocabulary is the tokenizer's unless `fields` say otherwise. Raises UserError as `made_config` does.
+    The vocabulary is the tokenizer's unless `fields` say otherwise. Raises UserError as `made_config` does, and where
+    the folder cannot be written.
     """
     from transformers import AutoModelForCausalLM
 
@@ -68,5 +70,6 @@ def make_checkpoint(fields: Mapping[str, Any], tokenizer: ChatTokenizer, folder:
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
         raise _refused(error) from error
-    model.save_pretrained(folder)
-    tokenizer.hf.save_pretrained(folder)
+    with writing(folder):
+        model.save_pretrained(folder)
+        tokenizer.hf.save_pretrained(folder)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ from megarl.megatron.platform import Platform
 from megarl.megatron.reference import Reference
 from megarl.megatron.trainer import OptimizerSettings, Trainer
 from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch, stop_if_told
+from megarl.monitor.files import writing
 from megarl.monitor.logger import Logger, NullLogger
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import progress
@@ -49,6 +50,8 @@ from megarl.weights.exchange import load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import NameMap
 
+CLAIM = ".claim"
+T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -119,6 +122,7 @@ class Run:
     logger: Logger
     watch: AlarmWatch
     clock: Clock
+    claim: IO[str] | None
     extras: Extras = field(default_factory=Extras)
 
     @property
@@ -156,6 +160,8 @@ class Run:
         self.seat.close()
         self.scorer.close()
         self.logger.close()
+        if self.claim is not None:
+            self.claim.close()
 
 
 def minibatches_of(config: Config, recipe: Recipe) -> int:
@@ -188,6 +194,11 @@ def check_recipe(config: Config, *, moe: bool) -> tuple[Recipe, Sources]:
     sources = resolve_sources(recipe, moe=moe, minibatches=config.rl.minibatches)
     if config.rl.compare_routes and not moe:
         raise UserError("rl.compare_routes: a dense model has no routes; set rl.compare_routes=false")
+    if config.rl.compare_routes and sources.routing_replay == "recorded":
+        raise UserError(
+            "rl.compare_routes: the trainer's own routes are recorded and replayed, so the engine's would be compared "
+            "with nothing: set rl.compare_routes=false, or algorithm.routing_replay=engine"
+        )
     if config.rl.stale_responses == "correct" and recipe.correction == "none":
         raise UserError(
             f"rl.stale_responses: {recipe.name} has no correction for responses of older weights: set "
@@ -215,15 +226,28 @@ def open_watch(config: Config) -> AlarmWatch:
     return AlarmWatch([*(DEFAULT_RULES if config.alarms.defaults else ()), *rules], registry)
 
 
-def prepare_folder(folder: Path) -> None:
-    """Make the run folder. Raises UserError where it can't be made or written."""
+def claim_folder(folder: Path) -> IO[str]:
+    """Make the run folder and keep other runs out of it while the returned file is open. Raises UserError where it
+    can't be written or has a run at work in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        claim = (folder / CLAIM).open("w")
     except OSError as error:
         raise UserError(
             f"{folder}: the run folder cannot be written ({error.strerror}); set folder=..."
         ) from error
+    for _ in range(50):  # five seconds: workers of a run that was killed may hold it until they notice
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return claim
+        except BlockingIOError:
+            time.sleep(0.1)
+        except OSError:  # a file system without locks
+            return claim
+    claim.close()
+    raise UserError(
+        f"{folder}: another run is at work in this folder: wait for its end, or set another name=..."
+    )
 
 
 def open_run(config: Config) -> Run:
@@ -238,7 +262,7 @@ def open_run(config: Config) -> Run:
     clock = Clock()
     with clock.phase("set-up"):
         watch = open_watch(config)
-        on_main(groups, lambda: prepare_folder(folder))
+        claim = on_main(groups, lambda: claim_folder(folder))
         with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
             tokenizer_folder = Path(config.model.tokenizer or config.model.path or "")
             if config.model.tokenizer == "tiny":
@@ -302,27 +326,30 @@ def open_run(config: Config) -> Run:
         NullLogger(),
         watch,
         clock,
+        claim,
     )
 
 
-def on_main(groups: Groups, action: Callable[[], object]) -> None:
-    """Do it on the main rank; its UserError is raised on every rank. Collective."""
-    problem = None
+def on_main(groups: Groups, action: Callable[[], T]) -> T | None:
+    """Do it on the main rank, which gets what it returns; its UserError is raised on every rank. Collective."""
+    done, problem = None, None
     if groups.is_main:
         try:
-            action()
+            done = action()
         except UserError as error:
             problem = (type(error), str(error))
     if (problem := groups.share_from_main(problem)) is not None:
         kind, message = problem
         raise kind(message)
+    return done
 
 
 def _build_tiny_tokenizer(config: Config, folder: Path) -> None:
     """For the questions of the data and the demonstrations' answers."""
     texts = sample_texts(config.data.sources)
     shutil.rmtree(folder, ignore_errors=True)
-    build_tokenizer(folder, [*texts, *["Answer: "] * len(texts)], config.model.tokenizer_vocab)
+    with writing(folder):
+        build_tokenizer(folder, [*texts, *["Answer: "] * len(texts)], config.model.tokenizer_vocab)
 
 
 def check_context(config: Config, max_positions: int) -> DataSettings:

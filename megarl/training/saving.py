@@ -65,7 +65,7 @@ class PendingCheckpoint:
         if groups.is_main and problem is None:
             try:
                 self._name({name: entry for entries, _ in everyone for name, entry in entries.items()})
-                _prune(self.final.parent, keep)
+                _prune(self.final, keep)
             except OSError as error:
                 problem = _told(error)
         if (problem := groups.share_from_main(problem)) is not None:
@@ -185,11 +185,13 @@ def _told(error: OSError) -> tuple[int, str]:
     return error.errno or 0, error.strerror or str(error)
 
 
-def _prune(folder: Path, keep: int) -> None:
-    """Keep the newest ones and the best."""
-    found = finished_checkpoints(folder)
-    scores = {path: score for path in found if (score := _score(path)) is not None}
-    kept = set(found[-keep:])
+def _prune(last: Path, keep: int) -> None:
+    """Keep the newest ones up to `last`, which was just written, and the best. What bears a later step was passed over
+    when the run was resumed, and is no longer what comes after."""
+    found = finished_checkpoints(last.parent)
+    held = [path for path in found if path.name <= last.name]
+    scores = {path: score for path in held if (score := _score(path)) is not None}
+    kept = set(held[-keep:])
     if scores:
         kept.add(max(scores, key=lambda path: (scores[path], path.name)))
     for path in set(found) - kept:

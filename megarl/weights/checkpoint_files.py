@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megarl.errors import UserError
+from megarl.errors import UserError, system_errors
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 COPIED = (
@@ -211,8 +211,8 @@ def write_checkpoint(
     """Write `folder` (made anew, atomically: nothing half-written ever bears its name).
 
     tensors: whole tensors by HF name, streamed: at most one file's worth is in memory. dtype: of all but
-    KEPT_FLOAT32. assets: a folder whose tokenizer
-    and generation files are copied along.
+    KEPT_FLOAT32. assets: a folder whose tokenizer and generation files are copied along. Raises OSError where the
+    system refuses to write.
     """
     scratch = folder.with_name(folder.name + ".writing")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -226,7 +226,8 @@ def write_checkpoint(
         if held:
             count += 1
             file = f"part-{count:05d}.safetensors"
-            save_file(held, scratch / file, metadata={"format": "pt"})
+            with system_errors():
+                save_file(held, scratch / file, metadata={"format": "pt"})
             weight_map.update(dict.fromkeys(held, file))
             held, size = {}, 0
 
@@ -254,6 +255,8 @@ def write_checkpoint(
         if settings.get(key):
             settings[key] = 0
     (scratch / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    for file in final.values():  # safetensors lets nobody but the owner read what it writes
+        shutil.copymode(scratch / "config.json", scratch / file)
     for name in COPIED if assets else ():
         if (assets / name).is_file():  # type: ignore[operator]
             shutil.copy(assets / name, scratch / name)  # type: ignore[operator]

@@ -5,8 +5,10 @@ A converted Megatron folder also holds config.json and the tokenizer files, so t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -17,7 +19,6 @@ from megarl.megatron.groups import Groups, initialize, told_once
 from megarl.megatron.layout import Layout
 from megarl.megatron.model import ModelSettings, build_model, check_fits
 from megarl.megatron.platform import Platform
-from megarl.megatron.writing import CheckpointFailed
 from megarl.weights.checkpoint_files import (
     COPIED,
     INDEX,
@@ -79,15 +80,12 @@ def convert(source: Path, target: Path, *, layout: Layout, config_folder: Path |
     name_map = NameMap(config, BareModel(architecture, layout, chunks))
     direction = kind_of(source)
     groups.barrier()  # nobody looks for the target any more
-    try:
-        if direction == "huggingface":
-            load(name_map, CheckpointReader(source))
-            _write_megatron(target, name_map, groups, described_by, config)
-        else:
-            load_weights(source, chunks)
-            _write_huggingface(target, name_map, groups, described_by, config, settings.params_dtype)
-    except CheckpointFailed as error:
-        raise UserError(f"{target}: cannot be written ({error.strerror})") from error
+    if direction == "huggingface":
+        load(name_map, CheckpointReader(source))
+        _write_megatron(target, name_map, groups, described_by, config)
+    else:
+        load_weights(source, chunks)
+        _write_huggingface(target, name_map, groups, described_by, config, settings.params_dtype)
     groups.barrier()
     tensors = sum(len(item.hf) for item in name_map.items)
     other = "Megatron checkpoint" if direction == "huggingface" else "Hugging Face folder"
@@ -107,21 +105,28 @@ def _write_megatron(
     target: Path, name_map: NameMap, groups: Groups, described_by: Path, config: HFConfig
 ) -> None:
     scratch = target.with_name(target.name + ".writing")
-    if groups.is_main:
-        shutil.rmtree(scratch, ignore_errors=True)
-        try:
+    with _told(target):
+        if groups.is_main:
+            shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"{target}: cannot be written ({error.strerror})") from error
-    groups.barrier()
-    save_weights(scratch, name_map.model.chunks)
-    groups.barrier()
-    if groups.is_main:
-        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        for name in COPIED:
-            if (described_by / name).is_file():
-                shutil.copy(described_by / name, scratch / name)
-        scratch.rename(target)
+        groups.barrier()
+        save_weights(scratch, name_map.model.chunks)
+        groups.barrier()
+        if groups.is_main:
+            (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            for name in COPIED:
+                if (described_by / name).is_file():
+                    shutil.copy(described_by / name, scratch / name)
+            scratch.rename(target)
+
+
+@contextlib.contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Around what writes `target`: the system's refusal is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror})") from error
 
 
 def _write_huggingface(
@@ -134,9 +139,7 @@ def _write_huggingface(
 ) -> None:
     tensors = stream(name_map)
     if groups.is_main:
-        try:
+        with _told(target):
             write_checkpoint(target, tensors, config=config, assets=described_by, dtype=dtype)
-        except OSError as error:
-            raise UserError(f"{target}: cannot be written ({error.strerror})") from error
     for _ in tensors:  # the other ranks' part of every gather
         pass

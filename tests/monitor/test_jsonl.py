@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from megarl.errors import UserError
 from megarl.monitor.jsonl import JsonlSink, encode_line, read_metrics, strip_timings
 from megarl.monitor.metrics import default_registry
+from tests.disk import full_disk
 
 
 def write(path: Path, steps: range, *, resume_at: int | None = None, tag: float = 0.0) -> None:
@@ -129,21 +130,11 @@ def test_an_unwritable_folder_is_one_clear_message(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_only_whole_lines(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: the system cuts the write in the same way."""
-    import resource
-
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path)
     sink.log(0, {"train/lr": 1.0})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
-        with pytest.raises(UserError, match="cannot be written"):
-            sink.log(1, {"train/lr": 1.0})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with full_disk(path.stat().st_size + 10), pytest.raises(UserError, match="cannot be written"):
+        sink.log(1, {"train/lr": 1.0})
     assert path.read_text() == '{"step": 0, "train/lr": 1.0}\n'
     sink.log(1, {"train/lr": 1.0})
     assert [step for step, _ in read_metrics(path)] == [0, 1], (

@@ -256,6 +256,13 @@ def alive(pids: list[int]) -> list[int]:
     ]
 
 
+def wait_for_the_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(pids)
+
+
 def group_of(server: ServerProcess) -> list[int]:
     assert server.pid is not None
     return [server.pid, *(child.pid for child in psutil.Process(server.pid).children(recursive=True))]
@@ -368,10 +375,18 @@ def test_killing_megarl_leaves_no_orphan(tmp_path: Path) -> None:
     assert len(alive(group)) == 3
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 20
-    while alive(group) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(group)
+    wait_for_the_end(group)
+
+
+def test_a_server_ends_with_its_supervisor_and_stopping_ends_the_rest(tmp_path: Path) -> None:
+    server = a_server(tmp_path)
+    server.start()
+    supervisor, command, child = group_of(server)
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for_the_end([command])
+    assert server.pid is None
+    server.stop()
+    wait_for_the_end([child])
 
 
 # --- settings ---

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from megarl.training.sft import sft_step
 from megarl.training.state import RunState, finished_checkpoints, folder_of, resume
 from megarl.training.update import Updater, split
 from megarl.weights.exchange import stream
+from tests.disk import full_disk
 from tests.training.conftest import ROOT, TINY
 
 
@@ -166,17 +166,6 @@ def demonstrations_job(folder: Path, response: str) -> str:
     finally:
         saver.close()
         run.close()
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """This process can't write a file of more than 4 KB."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def failing_disk_job(folder: Path, asynchronous: str) -> dict[str, Any]:

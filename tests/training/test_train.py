@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from megarl.config.load import load_config
+from megarl.training.run import claim_folder
+from tests.disk import full_disk
 from tests.training.conftest import Command, Finished, processes_in, wait_until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -138,6 +140,28 @@ def test_a_run_that_cannot_go_on_as_told_stays_as_it_is(
     assert names == sorted(p.name for p in (folder / "checkpoints").iterdir())
 
 
+@pytest.mark.parametrize(("most", "file"), [(4_096, "tokenizer"), (30_000, "start")])
+def test_a_disk_that_is_full_from_the_start_is_told_once(most: int, file: str, command: Command) -> None:
+    name = f"full-{file}"
+    with full_disk(most):
+        result = command.train(name, "sft.steps=1", "rl.steps=0")
+    assert result.code == 2, result.output
+    assert result.output.count("megarl: error") == 1
+    assert f"{name}/{file}: cannot be written (File too large)" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_two_runs_in_one_folder_keep_out_of_each_others_way(command: Command) -> None:
+    folder = command.folder / "runs" / "claimed"
+    folder.mkdir(parents=True)
+    with claim_folder(folder):
+        result = command.train("claimed", "rl.steps=0", "sft.steps=1")
+    assert result.code == 2, result.output
+    assert "runs/claimed: another run is at work in this folder" in result.output
+    assert not (folder / "metrics.jsonl").exists()
+    assert command.train("claimed", "rl.steps=0", "sft.steps=1").code == 0
+
+
 def test_samples_that_cannot_be_written_are_told_once(command: Command) -> None:
     folder = command.folder / "runs" / "unwritable"
     folder.mkdir(parents=True)
@@ -171,6 +195,22 @@ def test_a_run_of_one_rank_outlives_the_shell_that_started_it(command: Command) 
         ["bash", "-c", shell], cwd=command.folder, env=command.environment(), timeout=240, check=True
     )
     wait_until((command.folder / "runs" / "alone" / "hf" / "model.safetensors").exists, 240, "the run")
+
+
+def test_what_was_passed_over_is_not_kept_in_the_place_of_what_was_written(
+    command: Command, straight: Finished
+) -> None:
+    folder = (
+        shutil.copytree(command.folder / "runs" / "straight", command.folder / "runs" / "over")
+        / "checkpoints"
+    )
+    (folder / "step_000010" / "common.pt").unlink()
+    result = command.train("over", "rl.steps=5", "checkpoint.keep=1")
+    assert result.code == 0, result.output
+    assert "step_000010 is damaged" in result.output
+    kept = {path.name for path in folder.iterdir()}
+    assert "step_000009" in kept
+    assert "step_000010" not in kept
 
 
 def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from megarl.errors import UserError
 from megarl.weights.checkpoint_files import INDEX, CheckpointReader, read_config, write_checkpoint
 from megarl.weights.families import family_of
+from tests.disk import full_disk
 from tests.ranks import RankPool
 from tests.weights.families import config_of, make
 from tests.weights.jobs import load_job, memory_job
@@ -316,6 +317,14 @@ def test_layers_of_multi_token_prediction_are_left_out(ranks: RankPool, tmp_path
     assert read_config(written)["num_nextn_predict_layers"] == 0
 
 
+def test_a_full_disk_is_an_error_of_the_system_and_leaves_no_folder(tmp_path: Path) -> None:
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        write_checkpoint(
+            tmp_path / "target", [("w", torch.zeros(9999))], config={}, assets=None, dtype=torch.float32
+        )
+    assert not (tmp_path / "target").exists()
+
+
 def test_writing_makes_shards_an_index_and_the_files_beside_them(whole: Path, tmp_path: Path) -> None:
     source = shutil.copytree(whole, tmp_path / "source")
     for name in ("tokenizer.json", "generation_config.json"):
@@ -334,6 +343,7 @@ def test_writing_makes_shards_an_index_and_the_files_beside_them(whole: Path, tm
     assert len(files) > 2
     assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
     assert all(file.stat().st_size < 50_000 for file in files)
+    assert {file.stat().st_mode for file in files} == {(target / "config.json").stat().st_mode}
     index = json.loads((target / INDEX).read_text())
     assert index["weight_map"].keys() == tensors.keys()
     assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())

@@ -18,6 +18,7 @@ from megarl.errors import UserError
 from megarl.launcher import fewest_ranks
 from megarl.megatron.layout import Layout
 from megarl.weights.convert import check
+from tests.disk import full_disk
 from tests.models import tiny_tokenizer
 from tests.ranks import RankFailed, RankPool
 from tests.weights.families import make
@@ -102,6 +103,19 @@ def test_a_layout_that_the_model_cannot_have_is_refused_before_ranks_are_started
     assert refused.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("direction", ["huggingface", "megatron"])
+def test_a_full_disk_is_told_and_leaves_no_target(
+    direction: str, source: Path, megatron: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    with full_disk(20_000):
+        result = megarl(str(source if direction == "huggingface" else megatron), str(target))
+    assert result.returncode == 2, result.stderr
+    assert f"{target}: cannot be written (File too large)" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not target.exists()
 
 
 def test_more_ranks_than_a_machine_has_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -106,7 +107,12 @@ class ServerProcess:
     def stop(self) -> None:
         """End the whole process group: SIGTERM, then SIGKILL for what is left. Idempotent."""
         process, self._process = self._process, None
-        if process is None or process.poll() is not None:
+        if process is None:
+            return
+        if process.poll() is not None:
+            if process.returncode < 0:  # a supervisor that was killed could end nobody
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             return
         os.killpg(process.pid, signal.SIGTERM)
         try:

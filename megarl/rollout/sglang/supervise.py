@@ -2,19 +2,21 @@
 
 Standard library only and run by path, so that it starts in milliseconds. It leads a process group of its own, in
 which the command and all its children live. Twice a second it looks whether its parent still lives; if not (even
-killed with -9), the whole group is killed. The parent's own death signal (`PR_SET_PDEATHSIG`) would not do: it fires
-when the *thread* that started the child ends.
+killed with -9), the whole group is killed. A death signal (`PR_SET_PDEATHSIG`) would not do for that, since it comes
+when the *thread* that started the child ends; it does for the command, which ends with its supervisor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 
 INTERVAL = 0.5  # seconds between two looks at the parent
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -22,7 +24,16 @@ def main() -> int:
     # Ctrl-C and SIGTERM are for the group's parent and for the command: the supervisor ends with its command.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen(command, preexec_fn=_default_signals)
+    libc, me = ctypes.CDLL(None), os.getpid()
+
+    def before_the_command() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != me:  # it died meanwhile
+            os._exit(128 + signal.SIGKILL)
+
+    child = subprocess.Popen(command, preexec_fn=before_the_command)
     while child.poll() is None:
         if os.getppid() != parent:
             os.killpg(0, signal.SIGKILL)
@@ -31,11 +42,6 @@ def main() -> int:
     os.killpg(0, signal.SIGTERM)  # what the command left behind; the supervisor ignores it
     # 128 + n for a command that signal n ended, as a shell has it.
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def _default_signals() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":
