@@ -31,9 +31,10 @@ def value_loss(
     error = (values - target).square()
     clipped = torch.zeros_like(mask)
     if value_clip is not None:
-        bounded = old + (values - old).clamp(-value_clip, value_clip)
-        clipped_error = (bounded - target).square()
-        clipped = (clipped_error > error).detach()
+        moved = values - old
+        clipped_error = (old + moved.clamp(-value_clip, value_clip) - target).square()
+        # not clipped, the two errors still differ by rounding
+        clipped = ((clipped_error > error) & (moved.abs() > value_clip)).detach()
         error = torch.maximum(error, clipped_error)
     loss = (0.5 * weights * error).sum(dtype=torch.float64).float()
 

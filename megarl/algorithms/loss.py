@@ -47,17 +47,18 @@ def policy_loss(
 
     logprobs: [T], of the sampled tokens under the current policy, with gradient. old_logprobs: [T]; with
     `old_logprobs: current` pass logprobs.detach(). advantages: [R], or [T] where they differ from token to
-    token. mask: bool [T]; masked positions contribute exactly nothing, whatever they hold. cu_seqlens: [R +
-    1]. weights: [T], from `token_weights`. engine_logprobs: [T], needed by a correction. ref_logprobs: [T],
-    needed by a KL in the loss, otherwise only measured. entropy: [T], needed (with gradient) by an entropy
-    bonus, otherwise only measured. reduce_sequence_sum: sums a [R] vector over the ranks that share these
-    responses; every such rank then calls it equally often.
+    token or come from `token_advantages`. mask: bool [T]; masked positions contribute exactly nothing,
+    whatever they hold. cu_seqlens: [R + 1]. weights: [T], from `token_weights`. engine_logprobs: [T], needed
+    by a correction. ref_logprobs: [T], needed by a KL in the loss, otherwise only measured. entropy: [T],
+    needed (with gradient) by an entropy bonus, otherwise only measured. reduce_sequence_sum: sums a [R] vector
+    over the ranks that share these responses; every such rank then calls it equally often.
 
     Never synchronises with the host. Memory beside the arguments: at most 18 float32 [T] while it runs, 8
     until the backward pass. Raises ValueError for a missing or misshapen argument.
     """
     responses = Responses.of(mask, cu_seqlens, reduce_sequence_sum)
-    if recipe.ratio == "sequence" and len(advantages) not in (0, len(responses.local)):
+    by_response = len(advantages) in (0, len(responses.local))
+    if recipe.ratio == "sequence" and not by_response and not recipe.has_late_advantages:
         raise ValueError(
             f"{recipe.name}: a sequence ratio needs one advantage per response (or gspo_token's ratio)"
         )

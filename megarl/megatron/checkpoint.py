@@ -155,8 +155,14 @@ def _allocate_moments(trainer: Trainer) -> None:
 
 
 def _parts(trainer: Trainer) -> list[Any]:
-    """megatron-core's optimizers of this rank: one for dense parameters, one for experts."""
-    return getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer])  # type: ignore[no-any-return]
+    """megatron-core's optimizers of this rank: one for dense parameters, one for experts.
+
+    With expert parallelism a pipeline stage of dense layers alone has an empty second one, which has no state and no
+    step count.
+    """
+    return [
+        part for part in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]) if part.buffers
+    ]
 
 
 def _step_count(trainer: Trainer) -> int:

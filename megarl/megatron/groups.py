@@ -110,9 +110,10 @@ class Groups:
         return values
 
     def sum_over_replicas(self, tensor: Tensor) -> Tensor:
-        """In place, over data parallelism; every rank of a replica holds the same values before and after."""
-        dist.all_reduce(tensor, group=self.peers_group)
-        return tensor
+        """Over data parallelism, from whichever device; every rank of a replica holds the same values."""
+        total = tensor.to(self.device)
+        dist.all_reduce(total, group=self.peers_group)
+        return total.to(tensor.device)
 
     def max_over_replicas(self, number: int) -> int:
         tensor = torch.tensor(number, device=self.device)

@@ -273,7 +273,8 @@ class Trainer:
             placement = self._place(micro_batch, at_least=sizes[number])
             here = placement.local(self._context_rank)
             if self.replay is not None:
-                self.replay.begin(self.model.index(model), number)
+                real = placement.source[self._shard(placement)] >= 0
+                self.replay.begin(self.model.index(model), number, real & bool(len(micro_batch.rows)))
             output = model(
                 placement.take(micro_batch.token_ids, here)[None],
                 None,  # rotary embeddings know their positions from the sequences' bounds
@@ -336,7 +337,7 @@ class Trainer:
 
         def routes(number: int) -> LayerRoutes:
             placement = self._place(micro_batches[number], at_least=sizes[number])
-            mine = placement.shard(self._context_rank, parallel_state.get_tensor_model_parallel_rank())
+            mine = self._shard(placement)
             columns = iter(placement.take(packed_routes(number), mine, LIVE).unbind(1))
             return [[next(columns) for _ in chunk] for chunk in layers]
 
@@ -370,6 +371,10 @@ class Trainer:
     def _place(self, micro_batch: MicroBatch, at_least: int = 0) -> Placement:
         layout = self.layout
         return place(micro_batch.cu_seqlens, context=layout.context, tensor=layout.tensor, at_least=at_least)
+
+    def _shard(self, placement: Placement) -> Tensor:
+        """Which padded positions this rank's routers see."""
+        return placement.shard(self._context_rank, parallel_state.get_tensor_model_parallel_rank())
 
     def _common_sizes(self, micro_batches: Sequence[MicroBatch]) -> list[int]:
         """Padded tokens that each micro-batch must have at least: those of the largest replica where the token

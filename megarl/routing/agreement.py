@@ -71,7 +71,7 @@ def summed(moe_layers: tuple[int, ...], vector: Tensor, experts: int) -> Routing
 def pack_counts(
     moe_layers: tuple[int, ...],
     experts: int,
-    by_layer: dict[int, tuple[Tensor, Tensor, int, Tensor, Tensor]],
+    by_layer: dict[int, tuple[Tensor, Tensor, Tensor, Tensor, Tensor]],
     known_tokens: Tensor,
     changed_tokens: Tensor,
 ) -> Tensor:

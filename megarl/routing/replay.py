@@ -28,17 +28,18 @@ Mode = Literal["live", "record", "observe", "replay"]
 
 @dataclass
 class LayerCounts:
-    """What one router saw since the counts were last taken; tensors stay on the device.
+    """What one router saw since the counts were last taken, padding left out; tensors stay on the device.
 
     routes: rows with a recorded route, that is (token, layer) pairs. changed: those whose live top-k is another set.
     load: int64 [experts], tokens sent to each. entropy: sum over all tokens of the router's distribution.
+    tokens: how many there were.
     """
 
     routes: Tensor
     changed: Tensor
     load: Tensor
     entropy: Tensor
-    tokens: int = 0
+    tokens: Tensor
 
 
 class LayerReplay(RouterReplay):
@@ -54,6 +55,7 @@ class LayerReplay(RouterReplay):
     def clear(self) -> None:
         """Forget targets, records and counts."""
         self.target_topk_idx: Tensor | None = None
+        self.real: Tensor | None = None
         self.recorded_topk_idx: Tensor | None = None
         self.replay_backward_list: Any = deque()
         self.forwards = self.recomputes = 0
@@ -106,18 +108,20 @@ class LayerReplay(RouterReplay):
         if self.counts is None:
             zero = torch.zeros((), dtype=torch.int64, device=scores.device)
             load = torch.zeros(scores.shape[1], dtype=torch.int64, device=scores.device)
-            self.counts = LayerCounts(zero, zero.clone(), load, torch.zeros((), device=scores.device))
-        counts = self.counts
-        known = target[:, 0] != LIVE
+            entropy = torch.zeros((), device=scores.device)
+            self.counts = LayerCounts(zero, zero.clone(), load, entropy, zero.clone())
+        counts, real = self.counts, self.real
+        assert real is not None
+        known = (target[:, 0] != LIVE) & real
         here = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, live, True)
         changed = known & ~here.gather(1, target.clamp(min=0)).all(dim=1)
         counts.routes += known.sum()
         counts.changed += changed.sum()
         self.known_rows.append(known)
         self.changed_rows.append(changed)
-        counts.load += torch.bincount(chosen.flatten(), minlength=scores.shape[1])
-        counts.entropy += _entropy(scores, self.router).sum()
-        counts.tokens += len(scores)
+        counts.load.index_add_(0, chosen.flatten(), real.long().repeat_interleave(chosen.shape[1]))
+        counts.entropy += (_entropy(scores, self.router) * real).sum()
+        counts.tokens += real.sum()
 
 
 def _entropy(scores: Tensor, router: TopKRouter) -> Tensor:
@@ -209,12 +213,12 @@ class Replay:
                 router.replay_backward_list.clear()
                 router.records = []
 
-    def begin(self, chunk: int, micro_batch: int) -> None:
-        """Before a chunk's forward pass on a micro-batch."""
+    def begin(self, chunk: int, micro_batch: int, real: Tensor) -> None:
+        """Before a chunk's forward pass on a micro-batch. real: bool [this rank's tokens], False for padding."""
         if not self.routers[chunk] or self.routers[chunk][0].mode not in ("replay", "observe"):
             return
         for router, target in zip(self.routers[chunk], self._routes(micro_batch)[chunk], strict=True):
-            router.target_topk_idx = target
+            router.target_topk_idx, router.real = target, real
             if self._expected[1]:
                 router.replay_backward_list.append(target)
 

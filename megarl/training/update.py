@@ -24,7 +24,7 @@ from megarl.algorithms import (
     token_weights,
     value_loss,
 )
-from megarl.algorithms.metrics import Metrics
+from megarl.algorithms.metrics import Metric, Metrics
 from megarl.algorithms.recipe import Sources
 from megarl.data.packing import make_micro_batches, micro_batch_count, scatter_response
 from megarl.megatron.critic import Critic
@@ -189,11 +189,10 @@ class Updater:
             )
             if counted:
                 counts.append(self.trainer.routing_counts())
-            parts.append(combine(self.trainer.groups.share_from_last_stage(result.collected)))
+            parts.append(self._shared(result))
             if self.critic is not None and passes.values is not None:
                 value_step = self._value_loss(batch, totals, passes.values[number], returns[number])
-                learned = self.critic.step(batch.micro_batches, value_step)
-                parts[-1] |= combine(self.trainer.groups.share_from_last_stage(learned.collected))
+                parts[-1] |= self._shared(self.critic.step(batch.micro_batches, value_step))
             results.append(result)
             skipped += not result.stepped
         metrics = self._reduce(parts)
@@ -353,8 +352,7 @@ class Updater:
             lengths=torch.tensor([s.active_tokens for s in batch.samples], dtype=torch.int64),
             group_ids=batch.group_ids,
         )
-        counts = totals.counts.to(self.trainer.platform.device)
-        return totals._replace(counts=self.trainer.groups.sum_over_replicas(counts).cpu())
+        return totals._replace(counts=self.trainer.groups.sum_over_replicas(totals.counts))
 
     def _weights(self, batch: Batch, totals: Any) -> Callable[[MicroBatch], Tensor]:
         def weights(micro_batch: MicroBatch) -> Tensor:
@@ -427,6 +425,15 @@ class Updater:
 
         return loss
 
+    def _shared(self, result: StepResult) -> Metrics:
+        """A step's metrics, on every stage, on the CPU: a tensor arrives where the sender had it, and its GPU is not
+        ours."""
+        own = {
+            name: Metric(metric.kind, metric.value.cpu())
+            for name, metric in combine(result.collected).items()
+        }
+        return self.trainer.groups.share_from_last_stage(own)
+
     def _reduce(self, parts: Sequence[Metrics]) -> dict[str, float]:
         """One set of numbers for the rollout: means weighted over mini-batches, losses a step on average."""
         if not parts:
@@ -435,6 +442,7 @@ class Updater:
         merged = average_steps(parts)
 
         def reduced(vector: Tensor, op: Any) -> Tensor:
+            vector = vector.to(groups.device)
             torch.distributed.all_reduce(vector, op=op, group=groups.peers_group)
             return vector
 

@@ -165,3 +165,17 @@ def test_advantages_may_be_given_per_token(name: str, seed: int) -> None:
     token, token_gradient = run(recipe, batch, advantages=per_token)
     assert float(whole.loss) == float(token.loss)
     assert torch.equal(gradient, token_gradient)
+
+
+@few
+@given(seeds)
+def test_a_sequence_ratio_takes_what_a_kl_in_the_reward_made_of_its_advantages(seed: int) -> None:
+    """They come by token then, if equal for all tokens of a response."""
+    batch = ragged(seed)
+    per_token = batch.advantages.repeat_interleave(batch.cu_seqlens.diff())
+    if len(per_token) == len(batch.advantages):
+        return
+    whole, gradient = run(get_recipe("gspo"), batch)
+    late, late_gradient = run(get_recipe("gspo", kl="k1", kl_coef=0.1), batch, advantages=per_token)
+    assert float(whole.loss) == float(late.loss)
+    assert torch.equal(gradient, late_gradient)

@@ -175,3 +175,18 @@ def test_value_loss_is_its_formula_and_ignores_masked_tokens(seed: int, clip: fl
     assert float(output.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6, abs=1e-9)
     assert_close(values.grad, leaf.grad)
     assert all(math.isfinite(x) for x in finalize(output.metrics).values())
+
+
+def test_a_value_that_stays_within_its_clip_is_never_counted_as_clipped() -> None:
+    """Though old + (new - old) is not new to the last bit."""
+    old, values = torch.rand(2, 1000, generator=torch.Generator().manual_seed(0)) / 10
+    for moved, share in ((0.0, 0.0), (0.4, 1.0)):
+        _, metrics = value_loss(
+            values=values + moved,
+            old_values=old,
+            returns=values + moved,
+            mask=torch.ones(1000, dtype=torch.bool),
+            weights=torch.full((1000,), 1e-3),
+            value_clip=0.2,
+        )
+        assert finalize(metrics)["critic/value_clip_fraction"] == pytest.approx(share)

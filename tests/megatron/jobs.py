@@ -331,8 +331,7 @@ def replay_job(
     assert same(scores(recorded.__getitem__), live)
     counts = trainer.routing_counts()
     assert not counts.changed.any()
-    assert (counts.routes == counts.routes[0]).all()
-    assert counts.routes[0] > 0
+    sizes = {"routes": counts.routes, "tokens": counts.tokens, "load": counts.load.sum(1)}
 
     columns = [trainer.architecture.moe_layers.index(n) for chunk in replay.layers for n in chunk]
     store = RouteStore()
@@ -374,7 +373,7 @@ def replay_job(
         "gradients": gradients,
         "flips": flip_share(counts),
         "tokens": (counts.known_tokens, counts.changed_tokens),
-        "load": counts.load,
+        "sizes": {name: vector.tolist() for name, vector in sizes.items()},
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests import models
 from tests.megatron.jobs import checkpoint_job
 from tests.ranks import RankPool
 
@@ -65,5 +66,18 @@ def test_saving_and_loading_in_the_middle_changes_no_bit(
     straight, saved, loaded = run("straight"), run("save"), run("load")
     assert saved["rates"] + loaded["rates"] == straight["rates"]
     assert len(set(straight["rates"])) > 1
+    for name, expected in straight["weights"].items():
+        assert torch.equal(loaded["weights"][name], expected), name
+
+
+def test_a_pipeline_stage_without_experts_saves_and_loads_too(ranks: RankPool, tmp_path: Path) -> None:
+    """The first stage's only layer is dense, so its ranks' optimizer of expert weights is empty."""
+    model = models.tiny_qwen3_moe(tmp_path / "model", num_hidden_layers=2, mlp_only_layers=[0])
+
+    def run(phase: str) -> dict[str, Any]:
+        arguments = {"folder": tmp_path / "saved", "layout": {"pipeline": 2, "expert": 2}}
+        return ranks.run(4, checkpoint_job, checkpoint=model, phase=phase, **arguments)[0]
+
+    straight, _, loaded = run("straight"), run("save"), run("load")
     for name, expected in straight["weights"].items():
         assert torch.equal(loaded["weights"][name], expected), name

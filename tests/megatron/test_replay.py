@@ -100,8 +100,12 @@ def test_given_routes_are_followed_as_a_direct_computation_says(
     assert got.keys() == truth["gradients"].keys()
     for tensor, expected in truth["gradients"].items():
         assert float((got[tensor] - expected).norm() / expected.norm()) < 1e-4, tensor
-    tokens = sum(s.tokens - 1 for s in make_samples(9, VOCABULARY))
+    samples = make_samples(9, VOCABULARY)
+    tokens, whole = sum(s.tokens - 1 for s in samples), sum(s.tokens for s in samples)
     for part in parts:
+        # of what was recorded, every token counts once, and no padding
+        assert part["sizes"]["routes"] == part["sizes"]["tokens"] == [whole] * len(MOE_LAYERS)
+        assert part["sizes"]["load"] == [whole * TOP_K] * len(MOE_LAYERS)
         assert part["tokens"][0] == tokens
         assert part["tokens"] == parts[0]["tokens"]
         assert 0.5 < part["flips"] < 1  # random routes are hardly ever the live ones
