@@ -312,7 +312,7 @@ class AlarmRuleSettings(Section):
 class Alarms(Section):
     """When a run warns or stops by itself."""
 
-    defaults: bool = Field(default=True, description="The rules of docs/monitoring.md, too.")
+    defaults: bool = Field(default=True, description="megarl's own rules, of megarl/monitor/alarms.py, too.")
     rules: tuple[AlarmRuleSettings, ...] = Field(default=(), description="Further rules.")
 
 
