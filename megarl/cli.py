@@ -62,23 +62,17 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def check(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Check a run's configuration without starting anything: keys, rules, algorithm, layout, model."""
+    """Check a run without starting it: keys, rules, algorithm, layout, model, engine, tokenizer, data, verifiers.
+
+    Refuses what the run's start would refuse, as far as one process can see it. For a run on several nodes say how
+    many ranks there are in all: launch.ranks=32.
+    """
     from megarl.config.load import load_config
     from megarl.launcher import ranks_on_this_machine
-    from megarl.training.make_model import made_config
-    from megarl.training.run import check_context, check_recipe, check_shares, layout_of
-    from megarl.weights.checkpoint_files import read_config
-    from megarl.weights.families import family_of
+    from megarl.training.check import check_run
 
     settings = load_config(config, overrides or ())
-    ranks = ranks_on_this_machine(settings)
-    check_shares(settings, ranks // layout_of(settings).replica_ranks())
-    model = settings.model
-    hf = made_config(model.make).to_dict() if model.make else read_config(Path(str(model.path)))
-    architecture = family_of(hf, source=f"{model.path or 'model.make'}").architecture(hf)
-    check_context(settings, architecture.max_positions)
-    recipe, sources = check_recipe(settings, moe=bool(architecture.moe_layers))
-    print(f"{config}: fine. {recipe.name} on {ranks} ranks, old log-probabilities: {sources.old_logprobs}.")
+    print(f"{config}: fine. {check_run(settings, ranks_on_this_machine(settings))}")
 
 
 @app.command()
@@ -166,9 +160,11 @@ SIZES = {
 Size = Annotated[str, typer.Option(help=f"A tiny policy: {', '.join(SIZES)}, or all of them.")]
 Turns = Annotated[int, typer.Option(help="Times that each variant is measured.", min=2)]
 
+MemorySteps = Annotated[int, typer.Option(help="Steps over which memory is watched.", min=10)]
+
 
 @bench_app.command("replay")
-def bench_replay(size: Size = "all", turns: Turns = 7, memory_steps: int = 200) -> None:
+def bench_replay(size: Size = "all", turns: Turns = 7, memory_steps: MemorySteps = 200) -> None:
     """A training step with and without routing replay (R2 recorded, R3 the engine's), on the same samples, and the
     memory of routes over many steps."""
     from megarl.bench.step import REPLAY, memory_over_steps

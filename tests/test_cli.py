@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from megarl.config.load import load_config
+from megarl.data.tiny_tokenizer import build_tokenizer
+from megarl.errors import UserError
+from megarl.training.check import check_run
+
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 
@@ -53,6 +58,89 @@ def test_check_knows_a_mixture_of_experts_by_its_architecture(tmp_path: Path) ->
         "check", str(file), "model.make.model_type=qwen3", "algorithm={name: grpo, routing_replay: engine}"
     )
     assert "this one is dense" in dense.stderr
+
+
+def write_large_moe(folder: Path) -> Path:
+    """The shape of Qwen3-30B-A3B, without weights, and a run of it on 4 nodes of 8 GPUs."""
+    model = folder / "Qwen3-30B-A3B"
+    build_tokenizer(model, ["What is 3 + 4?"] * 20, 384)
+    shape = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+        "vocab_size": 151936,
+    }
+    (model / "config.json").write_text(json.dumps(shape))
+    rows = [{"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"} for n in range(60)]
+    (folder / "gsm8k.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = folder / "run.yaml"
+    file.write_text(
+        f"""
+model: {{path: {model}, recompute: full}}
+launch: {{ranks: 32}}
+parallel: {{tensor: 2, context: 2, expert: 8}}
+data:
+  sources: [{{kind: file, path: {folder / "gsm8k.jsonl"}, preset: gsm8k}}]
+  max_prompt_tokens: 2048
+rl: {{prompts_per_step: 64}}
+sampling: {{max_new_tokens: 30720}}
+engine: {{kind: sglang, python: {sys.executable}, tensor_parallel: 4, max_running_requests: 128}}
+"""
+    )
+    return file
+
+
+def test_check_refuses_the_likeliest_mistakes_about_a_large_model(tmp_path: Path) -> None:
+    """In one process: starting one for each would take minutes."""
+    file = write_large_moe(tmp_path)
+    assert check_run(load_config(file), 32).startswith("gspo on 32 ranks")
+    mistakes = {
+        "parallel.expert=3": "parallel.expert: 3 does not divide the model's 128 experts",
+        "parallel.expert_tensor=5": "parallel.expert_tensor: 5 does not divide the model's 768 rows of an expert",
+        "model.transformer.num_layer=47": "Did you mean 'num_layers'",
+        "engine.tensor_parallel=3": "engine.tensor_parallel: 3 does not divide the model's 32 attention heads",
+        "engine.python=/nowhere": "engine.python: SGLang's environment is missing (/nowhere not found)",
+        "sampling.max_new_tokens=40000": "together exceed the model's context of 40960 tokens",
+        "data.max_prompt_tokens=1": "source 'gsm8k' has no prompt to train on",
+        "data.sources.0.path=/nowhere.jsonl": "/nowhere.jsonl: no such file",
+        "data.sources.0.preset=gsm8": "no preset 'gsm8'. Did you mean 'gsm8k'",
+        "data.sources.0.verifier=maths": "no verifier is named 'maths'. Did you mean 'math'",
+        "data.evaluations.aime={kind: file, path: /nowhere.parquet, preset: aime}": "/nowhere.parquet: no such",
+        "rewards.verifiers=[{name: math, options: {mod: lenient}}]": "has no option 'mod'. Did you mean 'mode'",
+        "model.tokenizer=/nowhere": "/nowhere: no such folder",
+        "model.chat_template=/nowhere.jinja": "/nowhere.jinja: the chat template can't be read",
+        "alarms.rules=[{metric: train/entropyy, when: below, threshold: 1}]": "Did you mean 'train/entropy'",
+        "rl.group_size=1": "rl.group_size: gspo compares the responses to a prompt",
+        "rl.prompts_per_step=63": "rl.prompts_per_step=63 can't be shared out equally to 8",
+        "sft={steps: 5, demonstrations: {file: {path: /nowhere.jsonl, preset: messages}}}": "/nowhere.jsonl",
+        "model.load_balancing=bias": "model.load_balancing: bias updates a router's expert bias",
+    }
+    for word, told in mistakes.items():
+        with pytest.raises(UserError) as caught:
+            check_run(load_config(file, [word]), 32)
+        assert told in str(caught.value), word
+
+
+def test_check_takes_a_configuration_for_another_machine(tmp_path: Path) -> None:
+    """A cluster's, looked at on a laptop: no GPU here, and the servers are elsewhere."""
+    file = write_large_moe(tmp_path)
+    words = ["platform=cuda", "engine.python=/nowhere", "engine.urls=[http://node7:30000]"]
+    assert "32 ranks" in check_run(load_config(file, words), 32)
 
 
 def test_verify_prints_the_confusion_against_the_labels(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ class Recipe:
         return self.advantage == "remax"
 
     @property
+    def compares_group(self) -> bool:
+        """A response's baseline is its group: one alone has advantage 0."""
+        return self.advantage not in ("reinforce_pp", "remax", "gae")
+
+    @property
     def needs_lengths(self) -> bool:
         """`compute_advantages` needs the active tokens of each response."""
         return self.advantage in ("opo", "reinforce_pp", "reinforce_pp_baseline")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -130,20 +130,26 @@ def _explain(error: ValidationError) -> str:
     path = _without_tags(first["loc"])
     key = ".".join(str(part) for part in path)
     if first["type"] == "extra_forbidden":
-        known = sorted(_keys_at(Config, path[:-1]))
-        return f"unknown key {key!r}.{did_you_mean(str(path[-1]), known)} Known there: {', '.join(known)}"
+        return _unknown([str(part) for part in path], _keys_at(path[:-1]))
     if first["type"] == "missing":
         return f"the key {key!r} is missing"
+    if first["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        given = first["ctx"].get("tag")
+        kinds = ", ".join(sorted(_kinds_at(path)))
+        return f"the key '{key}.kind' " + (
+            f"is {given!r}, it must be one of {kinds}" if given else f"is missing: one of {kinds}"
+        )
     message = first["msg"].removeprefix("Value error, ")
     return f"{key}: {message[0].lower() + message[1:]} (got {_shorten(first['input'])})"
 
 
 def _without_tags(location: Sequence[Any]) -> list[Any]:
-    """pydantic's location without the names of the union variants it tried: keys and list numbers only."""
+    """pydantic's location without the names of the union variants it tried: keys, names and list numbers only."""
     path: list[Any] = []
     for number, part in enumerate(location):
         is_last = number == len(location) - 1
-        if is_last or isinstance(part, int) or part in _keys_at(Config, path):
+        models, name_follows = _below(path)
+        if is_last or isinstance(part, int) or name_follows or any(part in m.model_fields for m in models):
             path.append(part)
     return path
 
@@ -153,16 +159,30 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _keys_at(model: type[BaseModel], path: Sequence[Any]) -> set[str]:
-    """Keys that may stand below this path, over all variants a union offers there."""
-    models = [model]
+def _below(path: Sequence[Any]) -> tuple[list[type[BaseModel]], bool]:
+    """The sections that may stand at this path, over all variants that a union offers there, and whether a name that
+    the user gives comes next (`data.evaluations.aime`). Numbers in lists are passed over."""
+    models: list[type[BaseModel]] = [Config]
+    name_follows = False
     for part in path:
-        if isinstance(part, int):
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        if isinstance(part, int) or part.isdecimal() or (name_follows and not fields):
+            name_follows = False
             continue
-        models = [
-            inner for m in models if part in m.model_fields for inner in _models_of(m.model_fields[part])
-        ]
-    return {name for m in models for name in m.model_fields}
+        models = list(dict.fromkeys(inner for field in fields for inner in _models_of(field)))
+        name_follows = bool(models) and any(get_origin(field.annotation) is dict for field in fields)
+    return models, name_follows
+
+
+def _keys_at(path: Sequence[Any]) -> set[str]:
+    """Keys that may stand below this path."""
+    return {name for m in _below(path)[0] for name in m.model_fields}
+
+
+def _kinds_at(path: Sequence[Any]) -> set[str]:
+    """The words that `kind` may be there."""
+    fields = [m.model_fields["kind"] for m in _below(path)[0] if "kind" in m.model_fields]
+    return {word for field in fields for word in get_args(field.annotation)}
 
 
 def _models_of(field: FieldInfo) -> Iterator[type[BaseModel]]:
@@ -176,26 +196,69 @@ def _models_of(field: FieldInfo) -> Iterator[type[BaseModel]]:
 
 
 def describe_key(key: str) -> str:
-    """What a key means, its type and default. Raises UserError for an unknown key, with the nearest ones."""
+    """What a key means, the words it takes and its default; of a section, what may stand in it.
+
+    Raises UserError for an unknown key, with the nearest ones.
+    """
     parts = key.split(".")
-    known = _keys_at(Config, parts[:-1])
-    if parts[-1] not in known:
-        raise UserError(f"unknown key {key!r}.{did_you_mean(parts[-1], known)}")
-    models: list[type[BaseModel]] = [Config]
-    for part in parts[:-1]:
-        models = [
-            inner for m in models if part in m.model_fields for inner in _models_of(m.model_fields[part])
-        ]
+    for depth, part in enumerate(parts):
+        models, name_follows = _below(parts[:depth])
+        known = {name for m in models for name in m.model_fields}
+        if not (part in known or name_follows or (part.isdecimal() and depth)):
+            raise UserError(_unknown(parts[: depth + 1], known))
+    section, name_follows = _below(parts)
+    if section and (parts[-1].isdecimal() or _below(parts[:-1])[1]):
+        return _describe_section(key, section)  # one of a list, or one that the user named
+    lines = []
+    for model in _below(parts[:-1])[0]:
+        if field := model.model_fields.get(parts[-1]):
+            words = [repr(word) for word in _words_of(field.annotation)]
+            if len(words) == 1:  # the kind of one variant
+                told, choice = f"={words[0]}", ""
+            else:
+                told = "" if section else f" ({_default(parts, model, field)})"
+                choice = f" One of {', '.join(words)}." if words else ""
+            lines.append(f"{key}{told}: {field.description or model.__doc__ or ''}{choice}")
+    return "\n".join([*dict.fromkeys(lines), *([_describe_section(key, section)] if section else [])])
+
+
+def _unknown(parts: Sequence[str], known: set[str]) -> str:
+    key, above = ".".join(parts), ".".join(parts[:-1])
+    if above == "algorithm":
+        return f"{key}: the parts of a recipe are listed, with their defaults, by `megarl algorithms NAME`"
+    if above and not known:
+        return (
+            f"unknown key {key!r}: {above} has no keys of megarl's own, see `megarl config explain {above}`"
+        )
+    return f"unknown key {key!r}.{did_you_mean(parts[-1], known)} Known there: {', '.join(sorted(known))}"
+
+
+def _describe_section(key: str, models: Sequence[type[BaseModel]]) -> str:
     lines = []
     for model in models:
-        if field := model.model_fields.get(parts[-1]):
-            default = (
-                "required"
-                if field.is_required()
-                else f"default {field.get_default(call_default_factory=True)!r}"
-            )  # type: ignore[call-arg]
-            lines.append(f"{key} ({default}): {field.description or ''}")
-    return "\n".join(dict.fromkeys(lines))
+        lines.append(f"{key}: {' '.join((model.__doc__ or '').split())}")
+        lines += [f"  {name}: {field.description or ''}" for name, field in model.model_fields.items()]
+    return "\n".join(lines)
+
+
+def _words_of(annotation: Any) -> list[Any]:
+    """The words that a key takes, where it takes only these."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [word for argument in get_args(annotation) for word in _words_of(argument)]
+
+
+def _default(parts: Sequence[str], model: type[BaseModel], field: FieldInfo) -> str:
+    """A key's default in its place: `sft.optimizer` begins with other numbers than `rl.optimizer`."""
+    if field.is_required():
+        return "required"
+    value: Any = field.get_default(call_default_factory=True)
+    place: Any = Config.model_fields[parts[0]].get_default(call_default_factory=True)
+    for part in parts[1:-1]:
+        place = getattr(place, part, None)
+    if len(parts) > 1 and isinstance(place, model):
+        value = getattr(place, parts[-1])
+    return f"default {value!r}"
 
 
 def all_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

@@ -218,14 +218,14 @@ class Rl(Section):
 class EmbeddedEngine(Section):
     """An engine inside each leader's process, for laptops and tests."""
 
-    kind: Literal["embedded"] = "embedded"
+    kind: Literal["embedded"] = Field(default="embedded", description="The small engine of megarl's own.")
     slots: int = Field(default=256, ge=1, description="Responses decoded together.")
 
 
 class SglangEngine(Section):
     """SGLang servers, started, watched and stopped by megarl in an environment of their own, or given by URL."""
 
-    kind: Literal["sglang"] = "sglang"
+    kind: Literal["sglang"] = Field(default="sglang", description="SGLang's servers.")
     python: str | None = Field(
         default=None,
         description="Python of SGLang's environment; None = .venv-sglang/bin/python in the project's or this folder.",
@@ -312,7 +312,7 @@ class AlarmRuleSettings(Section):
 class Alarms(Section):
     """When a run warns or stops by itself."""
 
-    defaults: bool = Field(default=True, description="The rules of docs/monitoring.md, too.")
+    defaults: bool = Field(default=True, description="megarl's own rules, of megarl/monitor/alarms.py, too.")
     rules: tuple[AlarmRuleSettings, ...] = Field(default=(), description="Further rules.")
 
 
@@ -335,8 +335,8 @@ class Config(Section):
     rewards: RewardSettings = Field(
         default_factory=lambda: RewardSettings.parse(None), description="How they are scored."
     )
-    sft: Sft = Field(default_factory=Sft, description="Stage 1.")
-    rl: Rl = Field(default_factory=Rl, description="Stage 2.")
+    sft: Sft = Field(default_factory=Sft, description="Stage 1: cold start.")
+    rl: Rl = Field(default_factory=Rl, description="Stage 2: reinforcement learning.")
     algorithm: dict[str, Any] = Field(
         default_factory=lambda: {"name": "gspo"},
         description="A recipe by name (`algorithm=grpo`), or its name with changed parts; see `megarl algorithms`.",

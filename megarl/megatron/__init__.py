@@ -10,6 +10,7 @@ import warnings
 for _message in (
     ".*(Apex|Transformer Engine) (is|are|and) .*",
     r".*torch\.distributed\.\w+.* is deprecated.*",
+    r"full scope is deprecated.*",
     r"The \.grad attribute of a Tensor that is not a leaf.*",
 ):
     warnings.filterwarnings("ignore", message=_message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from megatron.core import parallel_state
@@ -23,7 +23,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 from torch import Tensor
 
-from megarl.errors import UserError
+from megarl.errors import UserError, did_you_mean
 from megarl.megatron.attention import PackedAttention, RMSNorm
 from megarl.megatron.layout import Layout
 from megarl.megatron.logprobs import VocabularyShard
@@ -94,6 +94,7 @@ OWN_SPLIT = (
 def check_fits(architecture: Architecture, layout: Layout, extra: Mapping[str, Any] | None = None) -> None:
     """Raises UserError where the model cannot be split so. extra: as in `ModelSettings`."""
     shape, experts = {**architecture.transformer, **(extra or {})}, architecture.num_experts
+    _check_extra(architecture, extra or {})
     layers, heads = shape["num_layers"], shape["num_attention_heads"]
     groups = shape.get("num_query_groups") or heads
     if layout.expert > 1 and not experts:
@@ -129,6 +130,24 @@ def check_fits(architecture: Architecture, layout: Layout, extra: Mapping[str, A
         )
     if not shape.keys() & set(OWN_SPLIT):
         _last_stage(layers, layout)
+
+
+def _check_extra(architecture: Architecture, extra: Mapping[str, Any]) -> None:
+    """Raises UserError for a field that megatron-core's config does not have, or a word that it does not take."""
+    latent = architecture.transformer.get("multi_latent_attention")
+    known = get_type_hints(MLATransformerConfig if latent else TransformerConfig)
+    for name, value in extra.items():
+        if name not in known:
+            raise UserError(
+                f"model.transformer.{name}: megatron-core has no such field.{did_you_mean(name, known)}"
+            )
+        kinds = get_args(known[name])
+        if (
+            isinstance(value, str)
+            and all(isinstance(kind, str) for kind in kinds)
+            and value not in (kinds or [value])
+        ):
+            raise UserError(f"model.transformer.{name}: {value!r} is none of {', '.join(kinds)}")
 
 
 def _last_stage(layers: int, layout: Layout) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,42 @@ from megarl.megatron.model import Architecture
 from megarl.rollout.engine import Engine
 
 EngineMaker = Callable[[Sequence[str]], Engine]
+
+
+def check_engine(config: Config, architecture: Architecture) -> None:
+    """Raises UserError for servers that cannot hold the model, or that this machine cannot start."""
+    settings = config.engine
+    if not isinstance(settings, SglangEngine):
+        return
+    degree, shape = settings.tensor_parallel, architecture.transformer
+    heads, dense = shape["num_attention_heads"], len(architecture.moe_layers) < shape["num_layers"]
+    splits = [
+        (heads, "attention heads"),
+        (dense and shape["ffn_hidden_size"], "rows of a dense layer"),
+        (architecture.num_experts and shape["moe_ffn_hidden_size"], "rows of an expert"),
+    ]
+    for size, what in splits:
+        if size and size % degree:
+            raise UserError(f"engine.tensor_parallel: {degree} does not divide the model's {size} {what}")
+    keys = shape.get("num_query_groups") or heads
+    if keys % degree and degree % keys:
+        raise UserError(f"engine.tensor_parallel: {degree} and the model's {keys} key heads do not divide")
+    if settings.urls:
+        return
+    find_sglang_python(settings.python)
+    if config.platform != "cpu" and torch.cuda.is_available():
+        need, gpus = settings.servers * degree, torch.cuda.device_count()
+        if need > gpus:
+            raise UserError(
+                f"engine.servers: {settings.servers} servers x tensor_parallel {degree} need {need} GPUs, this machine "
+                f"has {gpus}, and megarl starts servers on the first node alone: start others yourself, and name them "
+                "in engine.urls"
+            )
+
+
+def several_nodes() -> bool:
+    """Whether torchrun's ranks are spread over machines."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < int(os.environ.get("WORLD_SIZE", 1))
 
 
 def engine_maker(
@@ -35,6 +72,8 @@ def engine_maker(
 
         assert isinstance(settings, SglangEngine)
         given = tuple(urls or settings.urls)
+        # The servers are rank 0's, on the node that the others know as MASTER_ADDR; replicas on them must reach it.
+        address = os.environ["MASTER_ADDR"] if several_nodes() else "127.0.0.1"
         return SGLangEngine(
             SGLangSettings(
                 model_path=start,
@@ -48,6 +87,8 @@ def engine_maker(
                 max_running_requests=settings.max_running_requests,
                 max_total_tokens=settings.max_total_tokens,
                 tp_size=settings.tensor_parallel,
+                host="0.0.0.0" if several_nodes() else "127.0.0.1",
+                address=address,
                 port=settings.port,
                 seed=config.seed,
                 extra_args=tuple(_flags(settings)),

@@ -43,7 +43,7 @@ from megarl.records import StepStats
 from megarl.rewards import Scorer
 from megarl.rollout.engine import Engine
 from megarl.training.engines import Seat, take_seat
-from megarl.training.make_engine import engine_maker
+from megarl.training.make_engine import check_engine, engine_maker
 from megarl.training.make_model import make_checkpoint
 from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.exchange import load
@@ -191,6 +191,11 @@ def check_recipe(config: Config, *, moe: bool) -> tuple[Recipe, Sources]:
             f"rl.prompts_per_step: {config.rl.prompts_per_step} prompts x {config.rl.group_size} responses are fewer "
             f"than the {minibatches} mini-batches of {recipe.name}: raise rl.prompts_per_step, or lower rl.minibatches"
         )
+    if config.rl.steps and config.rl.group_size == 1 and recipe.compares_group:
+        raise UserError(
+            f"rl.group_size: {recipe.name} compares the responses to a prompt, and one alone has advantage 0: nothing "
+            "would be learned. Raise it (8 is usual), or take an algorithm without groups (reinforce_pp, remax, ppo)"
+        )
     sources = resolve_sources(recipe, moe=moe, minibatches=config.rl.minibatches)
     if config.rl.compare_routes and not moe:
         raise UserError("rl.compare_routes: a dense model has no routes; set rl.compare_routes=false")
@@ -264,13 +269,7 @@ def open_run(config: Config) -> Run:
         watch = open_watch(config)
         claim = on_main(groups, lambda: claim_folder(folder))
         with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
-            tokenizer_folder = Path(config.model.tokenizer or config.model.path or "")
-            if config.model.tokenizer == "tiny":
-                tokenizer_folder = folder / "tokenizer"
-                on_main(groups, lambda: _build_tiny_tokenizer(config, tokenizer_folder))
-            tokenizer = load_tokenizer(
-                tokenizer_folder, config.model.chat_template, config.model.template_options
-            )
+            tokenizer = open_tokenizer(config, folder, groups)
         start = Path(config.model.path) if config.model.path else folder / "start"
         if config.model.make is not None:
             made = config.model.make
@@ -278,21 +277,14 @@ def open_run(config: Config) -> Run:
         hf_config = read_config(start)
         architecture = family_of(hf_config, source=str(start / "config.json")).architecture(hf_config)
         recipe, sources = check_recipe(config, moe=bool(architecture.moe_layers))
+        check_engine(config, architecture)
         tokenizer.check_embedding(architecture.vocab_size)
         with progress("Opening the data", enabled=groups.is_main, announce=True):
             prompts = open_prompts(check_context(config, architecture.max_positions), tokenizer)
-            demonstrations = _open_demonstrations(config, tokenizer, architecture.max_positions)
+            demonstrations = open_demonstrations(config, tokenizer, architecture.max_positions)
         scorer = Scorer(config.rewards)
         scorer.check(prompts.verifiers)
-        dtype = platform.dtype if config.model.dtype == "auto" else DTYPES[config.model.dtype]
-        settings = ModelSettings(
-            dtype,
-            config.model.recompute,
-            config.model.float32_lm_head,
-            config.model.load_balancing,
-            config.model.load_balancing_rate,
-            config.model.transformer,
-        )
+        settings = model_settings(config, platform)
         with progress("Building the model", enabled=groups.is_main, announce=True):
             trainer = Trainer(
                 architecture,
@@ -305,7 +297,7 @@ def open_run(config: Config) -> Run:
             name_map = NameMap(hf_config, trainer)
             load(name_map, CheckpointReader(start))
         with progress("Starting the engine", enabled=groups.is_main, announce=True):
-            make = engine_maker(config, folder, start, architecture, dtype)
+            make = engine_maker(config, folder, start, architecture, settings.params_dtype)
             seat = take_seat(groups, make, shared=config.engine.kind == "sglang")
     return Run(
         config,
@@ -344,6 +336,30 @@ def on_main(groups: Groups, action: Callable[[], T]) -> T | None:
     return done
 
 
+def model_settings(config: Config, platform: Platform) -> ModelSettings:
+    model = config.model
+    return ModelSettings(
+        platform.dtype if model.dtype == "auto" else DTYPES[model.dtype],
+        model.recompute,
+        model.float32_lm_head,
+        model.load_balancing,
+        model.load_balancing_rate,
+        model.transformer,
+    )
+
+
+def open_tokenizer(config: Config, folder: Path, groups: Groups | None = None) -> ChatTokenizer:
+    """The policy's tokenizer; a `tiny` one is built in `folder`, by the main rank of `groups`. Collective."""
+    place = Path(config.model.tokenizer or config.model.path or "")
+    if config.model.tokenizer == "tiny":
+        place = folder / "tokenizer"
+        if groups is None:
+            _build_tiny_tokenizer(config, place)
+        else:
+            on_main(groups, lambda: _build_tiny_tokenizer(config, place))
+    return load_tokenizer(place, config.model.chat_template, config.model.template_options)
+
+
 def _build_tiny_tokenizer(config: Config, folder: Path) -> None:
     """For the questions of the data and the demonstrations' answers."""
     texts = sample_texts(config.data.sources)
@@ -373,7 +389,7 @@ def check_context(config: Config, max_positions: int) -> DataSettings:
     return config.data.model_copy(update={"max_prompt_tokens": asked or max_positions - budget})
 
 
-def _open_demonstrations(
+def open_demonstrations(
     config: Config, tokenizer: ChatTokenizer, max_positions: int
 ) -> Demonstrations | FileDemonstrations:
     section = config.sft.demonstrations

@@ -180,6 +180,9 @@ class _Training:
                     write_checkpoint(
                         target, tensors, config=run.hf_config, assets=run.tokenizer.folder, dtype=dtype
                     )
+                    stops = run.start_folder / "generation_config.json"
+                    if stops.is_file() and not (target / stops.name).exists():  # a tokenizer from elsewhere
+                        shutil.copyfile(stops, target / stops.name)
                     if config_template := run.config.model.chat_template:
                         shutil.copyfile(config_template, target / "chat_template.jinja")
                 except OSError as error:

@@ -103,12 +103,17 @@ def test_an_engine_and_its_settings_are_set_in_any_order(base: Path) -> None:
         ("rl.stps=3", "unknown key 'rl.stps'. Did you mean 'steps'?"),
         ("rl.steps=many", "rl.steps: input should be a valid integer"),
         ("rl.steps=-1", "rl.steps: input should be greater than or equal to 0"),
-        ("engine.kind=vllm", "engine: "),
+        ("engine.kind=vllm", "the key 'engine.kind' is 'vllm', it must be one of embedded, sglang"),
         ("rl=3", "rl: input should be a valid dictionary"),
         ("steps", "an override is written key.sub=value"),
         ("model.path=/nowhere", "exactly one of model.path"),
         ("data.sources.0.tsk=x", "unknown key 'data.sources.0.tsk'. Did you mean 'task'?"),
-        ("data.sources.0.kind=x", "data.sources.0: input tag 'x'"),
+        ("data.sources.0.kind=x", "'data.sources.0.kind' is 'x', it must be one of file, reasoning_gym"),
+        ("data.evaluations.aime.path=x", "the key 'data.evaluations.aime.kind' is missing"),
+        (
+            "data.evaluations.aime={kind: file, path: x, prest: x}",
+            "'data.evaluations.aime.prest'. Did you mean",
+        ),
         ("engine.solts=3", "unknown key 'engine.solts'. Did you mean 'slots'"),
         ("rl.optimizer.lr=.inf", "rl.optimizer.lr: input should be a finite number"),
         ("sampling.top_k=0", "sampling.top_k: 0 keeps no token"),
@@ -149,6 +154,40 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_every_key_says_what_it_means() -> None:
     for key in all_keys():
         assert len(describe_key(key).split(": ", 1)[1]) > 10 or key.endswith(".kind"), key
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("sft.optimizer.lr", "(default 0.001)"),  # in its place: another than that of rl.optimizer.lr
+        ("rl.optimizer.lr", "(default 1e-06)"),
+        ("model.recompute", "One of 'none', 'selective', 'full'."),
+        ("log.sinks", "One of 'jsonl', 'console', 'tensorboard', 'wandb'."),
+        ("engine.kind", "engine.kind='sglang': "),
+        ("data.sources.0.task", "Name of the task"),  # as an error message would call it
+        ("data.evaluations.aime.path", "A file, a folder"),
+        ("data.evaluations.path", "A file, a folder"),
+        ("rl", "\n  group_size: Responses per prompt."),
+    ],
+)
+def test_a_key_is_explained_where_it_stands(key: str, told: str) -> None:
+    assert told in describe_key(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("modle.path", "unknown key 'modle'. Did you mean 'model'"),
+        ("rl.grup_size", "Did you mean 'group_size'"),
+        ("algorithm.clip_low", "`megarl algorithms NAME`"),
+        ("model.make.hidden_size", "model.make has no keys of megarl's own"),
+        ("nope", "Known there: alarms, algorithm"),
+    ],
+)
+def test_a_key_that_is_none_is_told_with_what_there_is(key: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        describe_key(key)
+    assert told in str(caught.value)
 
 
 def test_the_keys_are_those_of_the_golden_listing() -> None:

@@ -69,6 +69,20 @@ def test_a_layout_that_the_model_cannot_have_is_refused_by_its_key(
         check_fits(model, Layout(**layout))
 
 
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"num_layer": 4}, r"model\.transformer\.num_layer: .* Did you mean 'num_layers'"),
+        ({"moe_token_dispatcher_type": "allgater"}, "'allgater' is none of allgather, alltoall, flex"),
+    ],
+)
+def test_a_field_or_word_that_megatron_core_does_not_know_is_refused(
+    extra: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_fits(MOE, Layout(), extra)
+
+
 def test_what_divides_or_is_split_by_the_user_fits() -> None:
     check_fits(MOE, Layout(tensor=2, pipeline=2, expert=8))
     check_fits(DENSE, Layout(tensor=12), {"num_query_groups": 3})
@@ -83,9 +97,6 @@ def test_a_users_own_split_of_layers_that_do_not_divide_stands(split: dict[str, 
     assert configured(Layout(pipeline=2), **split).num_layers_in_last_pipeline_stage is None
 
 
-@pytest.mark.parametrize("extra", [{"num_layer": 3}, {"num_layers_in_first_pipeline_stage": 0}])
-def test_a_transformer_setting_that_megatron_core_does_not_take_is_the_users_error(
-    extra: dict[str, Any],
-) -> None:
+def test_a_transformer_setting_that_megatron_core_does_not_take_is_the_users_error() -> None:
     with pytest.raises(UserError, match=r"^model\.transformer: megatron-core does not take it: .*num_layer"):
-        configured(Layout(pipeline=2), **extra)
+        configured(Layout(pipeline=2), num_layers_in_first_pipeline_stage=0)

@@ -57,6 +57,7 @@ def test_the_exported_model_scores_the_sampled_tokens_as_the_engine_did(
     )
     assert result.code == 0, result.output
     folder = command.folder / "runs" / "frozen"
+    assert (folder / "hf" / "generation_config.json").is_file()  # the tokenizer is not the model folder's
     model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
     rows = [json.loads(line) for line in (folder / "samples" / "step_000001.jsonl").read_text().splitlines()]
     assert len(rows) == 8  # the main rank's replica: two prompts, four responses each

@@ -1,0 +1,41 @@
+"""Where the servers of a run listen."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from megarl.config.load import make_config
+from megarl.rollout.sglang import SGLangEngine
+from megarl.training.make_engine import engine_maker
+from megarl.training.make_model import made_config
+from megarl.weights.families import family_of
+
+TORCHRUN = {"WORLD_SIZE": "4", "MASTER_ADDR": "node0"}
+
+
+@pytest.mark.parametrize(
+    ("ranks_here", "host", "address"), [("4", "127.0.0.1", "127.0.0.1"), ("2", "0.0.0.0", "node0")]
+)
+def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
+    ranks_here: str, host: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**TORCHRUN, "LOCAL_WORLD_SIZE": ranks_here}.items():
+        monkeypatch.setenv(name, value)
+    python = tmp_path / "python"
+    python.touch(mode=0o755)
+    made = made_config({"model_type": "qwen3_moe", "num_hidden_layers": 2})
+    made.save_pretrained(tmp_path)
+    config = make_config(
+        {
+            "model": {"path": str(tmp_path)},
+            "data": {"sources": [{"kind": "reasoning_gym", "task": "chain_sum"}]},
+            "engine": {"kind": "sglang", "python": str(python)},
+        }
+    )
+    hf = made.to_dict()
+    architecture = family_of(hf).architecture(hf)
+    engine = engine_maker(config, tmp_path, tmp_path, architecture, torch.float32)(())
+    assert isinstance(engine, SGLangEngine)
+    server = engine._process(0)
+    assert (server._host, server._address) == (host, address)
