@@ -240,6 +240,15 @@ class SglangEngine(Section):
         default=None, ge=1, description="Tokens of key-value cache; None = SGLang's."
     )
     start_timeout_s: float = Field(default=300, gt=0, description="Longest wait for a server to be ready.")
+    transport: Literal["http", "broadcast"] = Field(
+        default="http",
+        description="How weights get into the servers: http = requests, for CPUs and small models; broadcast = a "
+        "process group with them (gloo, NCCL), for clusters.",
+    )
+    address: str | None = Field(
+        default=None,
+        description="Where other machines reach this one; None = MASTER_ADDR on several nodes, else 127.0.0.1.",
+    )
     args: dict[str, Any] = Field(default_factory=dict, description="Further launch_server arguments by name.")
 
 

@@ -73,7 +73,7 @@ def engine_maker(
         assert isinstance(settings, SglangEngine)
         given = tuple(urls or settings.urls)
         # The servers are rank 0's, on the node that the others know as MASTER_ADDR; replicas on them must reach it.
-        address = os.environ["MASTER_ADDR"] if several_nodes() else "127.0.0.1"
+        address = settings.address or (os.environ["MASTER_ADDR"] if several_nodes() else "127.0.0.1")
         return SGLangEngine(
             SGLangSettings(
                 model_path=start,
@@ -93,6 +93,7 @@ def engine_maker(
                 seed=config.seed,
                 extra_args=tuple(_flags(settings)),
                 start_timeout=settings.start_timeout_s,
+                transport=settings.transport,
             ),
             moe_layers=architecture.moe_layers,
             experts=architecture.num_experts,
