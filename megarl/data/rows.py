@@ -126,7 +126,9 @@ def _csv_header(path: Path, reader: Iterator[list[str]], delimiter: str) -> list
         raise UserError(f"{path}: the header is not UTF-8. Convert the file: iconv -t UTF-8.")
     for other, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(header) == 1 and other != delimiter and other in header[0]:
-            raise UserError(f"{path}: one column, {header[0]!r}: is it separated by {name}? Set delimiter.")
+            raise UserError(
+                f"{path}: one column, {header[0]!r}: is it separated by {name}? Set delimiter, or use commas."
+            )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise UserError(f"{path}: two columns are named {twice[0]!r}.")

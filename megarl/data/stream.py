@@ -196,7 +196,7 @@ class PromptStream:
     def _change_since(self, state: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
         if (state["seed"], state["shuffle"]) != (self._seed, self._shuffle):
             return f"seed {state['seed']}, shuffle {state['shuffle']} then; {self._seed}, {self._shuffle} now"
-        if list(saved) != list(self._pools):
+        if saved.keys() != self._pools.keys():
             return f"sources {', '.join(saved)} then; {', '.join(self._pools)} now"
         for name, pool in self._pools.items():
             if saved[name]["identity"] != pool.identity:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def read_rows(
 def _rows(
     path: Path, format: str | None, split: str | None, delimiter: str, max_row_bytes: int
 ) -> Iterator[Row]:
-    if path.is_dir() and ((path / "dataset_dict.json").is_file() or (path / "state.json").is_file()):
+    if os.path.isdir(path) and ((path / "dataset_dict.json").is_file() or (path / "state.json").is_file()):
         yield from _saved_rows(path, split)
         return
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {
@@ -81,9 +82,9 @@ def file_format(path: Path) -> str:
 
 def source_files(path: Path, format: str | None = None, split: str | None = None) -> list[Path]:
     """The files of a source in order: the file itself, or the data files of a folder and its split."""
-    if path.is_file():
+    if os.path.isfile(path):
         return [path]
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise UserError(f"{path}: no such file or folder.")
     found = [
         file
@@ -104,7 +105,7 @@ def source_files(path: Path, format: str | None = None, split: str | None = None
         return by_split[split]
     if len(by_split) > 1:
         has = ", ".join(sorted(s or "files of none" for s in by_split))
-        raise UserError(f"{path}: files of several splits ({has}). Set split.")
+        raise UserError(f"{path}: files of several splits ({has}). Set split, or name the files of one.")
     return found
 
 
@@ -149,7 +150,9 @@ def _saved_rows(path: Path, split: str | None) -> Iterator[Row]:
         raise UserError(f"{path}: not readable as a saved dataset: {error}") from error
     if isinstance(loaded, datasets.DatasetDict):
         if split is None and len(loaded) > 1:
-            raise UserError(f"{path}: holds several splits ({', '.join(loaded)}). Set split.")
+            raise UserError(
+                f"{path}: holds several splits ({', '.join(loaded)}). Set split, or name the folder of one."
+            )
         if split is not None and split not in loaded:
             raise UserError(f"{path}: no split {split!r}. Splits: {', '.join(loaded)}.")
         loaded = loaded[split or next(iter(loaded))]

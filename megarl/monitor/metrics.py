@@ -97,14 +97,14 @@ ROLLOUT = (
     Metric("rollout/groups_dropped/{reason}", "Groups left out of training, by reason.", "groups", "", "sum"),
     Metric(
         "rollout/groups_all_correct",
-        "Groups in which every response is correct: nothing to learn, the prompt is too easy.",
+        "Groups in which every scored response is correct: nothing to learn, the prompt is too easy.",
         "groups",
         "Under half of rollout/groups.",
         "sum",
     ),
     Metric(
         "rollout/groups_all_wrong",
-        "Groups in which no response is correct: nothing to learn, the prompt is too hard.",
+        "Groups with scored responses of which none is correct: nothing to learn, the prompt is too hard.",
         "groups",
         "Under half of rollout/groups.",
         "sum",

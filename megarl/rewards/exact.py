@@ -116,9 +116,10 @@ def _letter(answer: str, choices: list[str]) -> str | None:
     if match is None:
         return None
     letter = match[1].upper()
-    index = ord(letter) - ord("A")
-    agrees = not choices or (index < len(choices) and choices[index] == _plain(match[2]))
-    return letter if agrees and not re.search(r"\b(?:or|and)\b|[([][A-Za-z][)\]]", match[2]) else None
+    if choices:
+        index = ord(letter) - ord("A")
+        return letter if index < len(choices) and choices[index] == _plain(match[2]) else None
+    return None if re.search(r"\b(?:or|and)\b|[([][a-z][)\]]", match[2], re.IGNORECASE) else letter
 
 
 def _plain(text: str) -> str:

@@ -47,7 +47,7 @@ def format(
         checks["nothing_beside"] = beside is not None and not any(piece.strip() for piece in beside)
     if not allow_empty:
         checks["filled"] = ordered and all(
-            text[start + len(name) + 2 : end].strip()
+            _shows_something(text[start + len(name) + 2 : end])
             for name, (start, end) in zip(blocks, spans, strict=True)
         )
     if boxed:
@@ -58,6 +58,11 @@ def format(
     failed = [name for name, passed in checks.items() if not passed]
     parts = {name: float(passed) for name, passed in checks.items()}
     return Score(value, parts, f"failed: {', '.join(failed)}" if failed else None)
+
+
+def _shows_something(text: str) -> bool:
+    """Whether it has more than white space and characters without a width."""
+    return any(character.isprintable() and not character.isspace() for character in text)
 
 
 def _place_of_box(text: str, blocks: tuple[str, ...], spans: list[tuple[int, int]], outside: str) -> str:

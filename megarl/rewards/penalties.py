@@ -16,6 +16,8 @@ Unit = Literal["tokens", "words", "characters"]
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f"
 _UNITS = re.compile(rf"[{_IDEOGRAPHS}]|[^\W\d_{_IDEOGRAPHS}]+")
 _WORDS = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+")
+# A run of signs without a space is cut, and a long one of blanks counts, so that "aaaa..." is a loop, too.
+_PIECES = re.compile(rf"[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]{{1,20}}|\s{{20}}")
 # What is in Latin letters in every language.
 _NOT_PROSE = re.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`|\$\$.*?(?:\$\$|\Z)|\$[^$\n]*\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\Z)"
@@ -82,9 +84,10 @@ def repetition(
     """0 while at most a share `allowed` of the n-grams has occurred before, falling to -1 when all of them
     have.
 
-    An ideogram is a word. Part `share`: the share of repeated n-grams. Linear in the text.
+    An ideogram is a word; one longer than 20 characters is cut into such pieces.
+    Part `share`: the share of repeated n-grams. Linear in the text.
     """
-    units: list[str] = _WORDS.findall(response.text) if unit == "words" else list(response.text)
+    units: list[str] = _PIECES.findall(response.text) if unit == "words" else list(response.text)
     total = len(units) - ngram + 1
     if total <= 0:
         return Score(0.0, {"share": 0.0})

@@ -118,7 +118,8 @@ def rollout_counts(groups: Sequence[Group], worked: Callable[[str], bool]) -> di
     scored = [s.reward for s in samples if s.reward is not None]
     lengths = [len(s.response_ids) for s in samples]
     raw = [reward for reward in map(raw_reward, samples) if reward is not None]
-    correct = [[(raw_reward(s) or 0.0) >= 1.0 for s in g.samples] for g in groups]
+    judged = [[x >= 1.0 for s in g.samples if (x := raw_reward(s)) is not None] for g in groups]
+    correct = [verdicts for verdicts in judged if verdicts]
     spreads = [np.std(r) for g in groups if (r := [s.reward for s in g.samples if s.reward is not None])]
     counts = {
         "reward_mean": (math.fsum(scored), len(scored)),

@@ -176,6 +176,8 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(tmp_path, name, content, 
 
 def test_a_missing_path_and_an_empty_folder_are_named(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
+        list(read_rows(tmp_path / ("x" * 5000)))
+    with pytest.raises(UserError, match="no such file or folder"):
         rows(tmp_path / "nowhere")
     with pytest.raises(UserError, match="holds no data files"):
         rows(tmp_path)

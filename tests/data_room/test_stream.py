@@ -66,6 +66,16 @@ def test_a_run_resumes_on_another_number_of_replicas_without_losing_a_prompt():
     assert seen == ids(alone.next(18))
 
 
+def test_a_state_that_was_sorted_in_its_file_is_read_whatever_the_order_of_the_sources():
+    def of_two() -> PromptStream:
+        return PromptStream([pool("math", 7, 2.0), pool("code", 5)])
+
+    straight, saved, resumed = of_two(), of_two(), of_two()
+    saved.next(4)
+    resumed.load_state_dict(json.loads(json.dumps(saved.state_dict(), sort_keys=True)))
+    assert ids(resumed.next(12)) == ids(straight.next(16))[4:]
+
+
 @given(st.integers(1, 30), st.integers(0, 5))
 def test_each_epoch_is_every_prompt_once_in_another_order(size, seed):
     stream = stream_of([size], seed=seed)

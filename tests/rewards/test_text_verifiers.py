@@ -83,7 +83,9 @@ def test_multiple_choice_reads_the_reference_as_letter_index_or_text():
         assert value("multiple_choice", "Answer: B", {**CHOICES, "answer": answer}) == 1.0
     for answer in ("Z", 7, "violet", None, True):
         assert value("multiple_choice", "Answer: B", {**CHOICES, "answer": answer}) is None
+    assert value("multiple_choice", "Answer: D. A and B", {**CHOICES, "answer": "D"}) == 1.0
     assert value("multiple_choice", "Answer: (D) none", {"answer": "D"}) == 1.0
+    assert value("multiple_choice", "Answer: D. Or A", {"answer": "D"}) == 0.0
     assert value("multiple_choice", "Answer: (D) or (A)", {"answer": "D"}) == 0.0
 
 
@@ -124,6 +126,7 @@ def test_a_catastrophic_pattern_costs_its_time_bound_and_is_unscored():
         ("<think>a</think><answer>b", False, "once"),
         ("<think></think><answer>b</answer>", False, "filled"),
         ("<think>a</think><answer> </answer>", False, "filled"),
+        ("<think>a</think><answer>\u200b\u2060\ufeff</answer>", False, "filled"),
         ("a b", False, "once"),
         ("", False, "once"),
     ],
@@ -230,6 +233,8 @@ def test_repetition_tells_a_loop_from_prose_in_any_script_and_in_linear_time():
     assert value("repetition", prose) == 0.0
     assert value("repetition", "I think so. " * 200) < -0.95
     assert value("repetition", "我想是这样的。" * 100) < -0.9
+    for loop in ("a", ".,;", "no_space_", "\n", "<br>"):
+        assert value("repetition", loop * 2000) < -0.9, loop
     assert value("repetition", "short") == 0.0
     start = time.process_time()
     assert value("repetition", "a b " * 250_000) < -0.99

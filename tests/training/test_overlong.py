@@ -98,3 +98,14 @@ def test_counts_read_raw_rewards_every_part_and_the_reason_of_what_is_unscored()
     assert counts["reward_part/soft_overlong"] == (-1.0, 3.0)
     assert counts["unscored"] == (1.0, 1.0)
     assert counts["unscored_reason/timed_out"] == (1.0, 1.0)
+
+
+def test_a_group_that_nobody_could_score_is_neither_all_wrong_nor_all_correct():
+    groups = [
+        group(response(5, None), response(6, None)),
+        group(response(5, 1.0), response(6, None)),
+        group(response(5, 0.0), response(6, None)),
+    ]
+    counts = rollout_counts(groups, worked=lambda text: False)
+    assert counts["groups_all_correct"] == (1.0, 1.0)
+    assert counts["groups_all_wrong"] == (1.0, 1.0)

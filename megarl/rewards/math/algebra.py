@@ -25,8 +25,14 @@ MAX_FORMULA_CHARACTERS = 600
 MAX_BRACKETS = 40
 MAX_LOG2 = 2.0**18  # about 79,000 decimal digits
 MAX_NODES = 1000
-# math-verify would read "1 234" as 1234, "4\ldots", "4_3" and "4 \mod 3" as 4, and drop a degree sign.
-_UNREADABLE = re.compile(r"\$|\\ldots|\\mod(?![a-z])|\d\s*_|\^\{\\circ\}|(?<![\d_^.])\d+\s+\d")
+# math-verify would read "1 234" as 1234, "4\ldots", "4_3" and "4 \mod 3" as 4, show what is invisible, and drop a
+# degree sign, a prime, the place where a derivative is taken, and all but a set's condition.
+_UNREADABLE = re.compile(
+    r"\$|\\ldots|\\mod(?![a-z])|\d\s*_|\^\{\\circ\}|(?<![\d_^.])\d+\s+\d|phantom|'|\|\s*_"
+    r"|\\\{[^{}]*(?::|\\mid(?![a-z]))|\\\{[^{}|]*\|[^{}|]*\}"
+)
+_PRIMED = re.compile(r"(?<![\\a-zA-Z])([a-zA-Z])('+)(?!\s*_)")
+_TO_THE_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")  # math-verify drops it as a transposition
 
 
 @functools.cache
@@ -44,6 +50,8 @@ def _configuration() -> list[LatexExtractionConfig]:
 @functools.lru_cache(maxsize=8192)
 def parse_formula(latex: str) -> Any | None:
     """The sympy object, exact; None for what cannot be read or must not be evaluated."""
+    latex = _PRIMED.sub(lambda match: f"{match[1]}_{{{'p' * len(match[2])}}}", latex)  # a letter of its own
+    latex = _TO_THE_T.sub("^{1T}", latex)
     if len(latex) > MAX_FORMULA_CHARACTERS or _depth(latex) > MAX_BRACKETS or _UNREADABLE.search(latex):
         return None
     try:
@@ -71,10 +79,28 @@ def same_formula(left: str, right: str, *, ignore_case: bool) -> bool:
             return plain == other
     first, second = sorted((left, right))
     a, b = parse_formula(first), parse_formula(second)
-    if a is None or b is None:
+    if a is None or b is None or _one_is_an_equation(a, b):
         return False
     quick = _quickly(a, b)
     return bool(verify(a, b, timeout_seconds=None, float_rounding=12)) if quick is None else quick
+
+
+def _one_is_an_equation(a: Any, b: Any) -> bool:
+    """`x^2 + y^2 = 25` is not 25 and `x - 2y + 3 = 0` is not 0, whereas `|A| = 5` says what a quantity is.
+
+    math-verify takes the right side of an equation in the answer, whatever stands on the left.
+    """
+    if _is_relation(a) == _is_relation(b):
+        return False
+    relation = a if _is_relation(a) else b
+    left = getattr(relation, "lhs", None)
+    if left is None or isinstance(left, (sympy.Add, sympy.Mul, sympy.Pow)):
+        return True
+    return left.is_Symbol and left in relation.rhs.free_symbols
+
+
+def _is_relation(formula: Any) -> bool:
+    return isinstance(formula, (sympy.core.relational.Relational, sympy.logic.boolalg.Boolean))
 
 
 def _quickly(a: Any, b: Any) -> bool | None:
@@ -91,8 +117,8 @@ def _quickly(a: Any, b: Any) -> bool | None:
             return True
         symbols = sorted(difference.free_symbols, key=str)
         at = {symbol: sympy.Rational(7 + 4 * index, 11 + index) for index, symbol in enumerate(symbols)}
-        apart, scale = (complex(sympy.N(x.subs(at), 20)) for x in (difference, a))
-        return False if 1e-9 * (1 + abs(scale)) < abs(apart) < math.inf else None
+        apart, *sizes = (abs(complex(sympy.N(x.subs(at), 20))) for x in (difference, a, b))
+        return False if 1e-9 * max(sizes) < apart < math.inf else None
     except Exception:
         return None
 

@@ -96,10 +96,11 @@ _LIST = re.compile(rf"{_AND}|\s*[,;]\s*")
 _COMMA = re.compile(r"\s*[,;]\s*")
 _COLON = re.compile(r"\s*:\s*")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_ABOUT = re.compile(r"\A\\approx(?![a-zA-Z])\s*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|in|equiv|sim|cong)(?![a-zA-Z])|[=<>]")
 _ENVIRONMENT = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\Z", re.DOTALL)
 _NAME = re.compile(
-    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text\s*\{[^{}]*\}|[A-Z]{2,3})(?:_\{?[\w,]+\}?|'|\\prime)*(?:\^\{?-1\}?)?"
+    r"(?:m?\s*\\angle\s*[A-Z]{1,3}|[a-zA-Z]|\\[a-zA-Z]+|\\text\s*\{[^{}]*\}|[A-Z]{2,3})(?:_\{?[\w,]+\}?|'|\\prime)*(?:\^\{?-1\}?)?"
     r"(?:\s*\(\s*[\w,\s\\]{1,20}\))?"
 )
 _NAMES = re.compile(rf"\(?\s*{_NAME.pattern}(?:\s*,\s*{_NAME.pattern})*\s*\)?")
@@ -115,6 +116,9 @@ def read(text: str, depth: int = 0) -> Answer | None:
         text = whole[1].strip()  # a list set as text
     if text in (r"\emptyset", r"\{\}", r"\{ \}"):
         return EMPTY_SET
+    if text == r"\mathbb{R}":
+        return Tuple("(", (_MINUS_INFINITY, _INFINITY), ")")
+    text = _ABOUT.sub("", text)
     if not _says_something(text):
         return None
     if depth > MAX_DEPTH:
@@ -195,6 +199,8 @@ def _assignment(sides: list[str], operators: list[str], depth: int) -> Answer | 
     values = [read(side, depth + 1) for side in (exact[1:] if named else exact)]
     if not values or any(value is None for value in values):
         return None
+    if named and any(isinstance(value, Formula) and _has(value.latex, sides[0]) for value in values):
+        return None  # `x = x + 1` doesn't say what x is
     relates = len(sides) == 2 and re.fullmatch("[a-zA-Z]", sides[0]) and _free_letters(sides[1])
     return Assignment(
         _plain(sides[0]) if named else "",
@@ -208,11 +214,7 @@ def _inequality(sides: list[str], operators: list[str], depth: int) -> Answer | 
     others = [read(side, depth + 1) for index, side in enumerate(sides) if index not in where]
     if len(where) != 1 or len(sides) > 3 or any(other is None for other in others):
         return None
-    if any(
-        re.search(rf"(?<![a-zA-Z\\]){re.escape(sides[where[0]])}(?![a-zA-Z])", s)
-        for i, s in enumerate(sides)
-        if i != where[0]
-    ):
+    if any(_has(side, sides[where[0]]) for i, side in enumerate(sides) if i != where[0]):
         return None
     if len(sides) == 3 and where[0] != 1:
         return None
@@ -261,7 +263,7 @@ def _bracketed(text: str, depth: int) -> Answer | None:
         return read(inner, depth + 1) if closing == "}" else None
     parts = split_top(inner, _COMMA)
     if opening == r"\{":
-        if closing != r"\}" or re.search(r"\\mid(?![a-zA-Z])|[|:]", inner):
+        if closing != r"\}" or re.search(r"\\mid(?![a-zA-Z])|:", inner) or inner.count("|") % 2:
             return None  # set-builder notation
         return _items(parts, depth, braces=True)
     if len(parts) > 1:
@@ -326,6 +328,11 @@ def _free_letters(text: str) -> bool:
             re.sub(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ei](?![a-zA-Z])", " ", text),
         )
     )
+
+
+def _has(text: str, name: str) -> bool:
+    """Whether a name stands in a formula by itself: `x` in `x+1`, but not in `x_0` or `\\max`."""
+    return bool(re.search(rf"(?<![a-zA-Z\\]){re.escape(name)}(?![a-zA-Z_'])", text))
 
 
 def _plain(name: str) -> str:

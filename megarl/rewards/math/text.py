@@ -70,12 +70,14 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:left|right|middle)(?![a-zA-Z])\.?", ""),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])", ""),
         (
-            r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|hfill|phantom\{[^{}]*\})(?![a-zA-Z])",
+            r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|hfill|[hv]?phantom\{[^{}]*\})(?![a-zA-Z])",
             " ",
         ),
         (r"\\!", ""),
         (r"\\hspace\*?\{[^{}]*\}|\\(?:quad|qquad|enspace|thinspace|medspace|thickspace)(?![a-zA-Z])", " "),
         (r"\\(?:[,;:> ]|\n)|~", " "),
+        (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
         (r"\{,\}", ","),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (
@@ -201,9 +203,9 @@ def _argument(text: str, start: int) -> tuple[str, int] | None:
 
 
 def _fix_fractions(text: str) -> str:
-    r"""`\frac12` and `\frac1{2}` with the braces TeX implies."""
+    r"""`\frac12`, `\frac1{2}` and `\binom52` with the braces TeX implies."""
     pieces, position = [], 0
-    for match in re.finditer(r"\\frac(?![a-zA-Z])", text):
+    for match in re.finditer(r"\\(?:frac|binom)(?![a-zA-Z])", text):
         if match.start() < position:
             continue
         top = _argument(text, match.end())
@@ -212,7 +214,7 @@ def _fix_fractions(text: str) -> str:
             continue
         pieces += [
             text[position : match.start()],
-            rf"\frac{{{_fix_fractions(top[0])}}}{{{_fix_fractions(bottom[0])}}}",
+            rf"{match.group()}{{{_fix_fractions(top[0])}}}{{{_fix_fractions(bottom[0])}}}",
         ]
         position = bottom[1]
     return "".join([*pieces, text[position:]])

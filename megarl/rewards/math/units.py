@@ -70,8 +70,8 @@ _NOT_UNITS = re.compile(
 )
 # Behind a number these change its value, so "12 million" is neither 12 nor 12 apples.
 _SCALES = frozenset(["half", "hundred", "thousand", "million", "billion", "trillion", "dozen"])
-# Words that make more of a number than an amount, even set as text: "12 or less".
-_NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod)\b", re.IGNORECASE)
+# What makes more of a number than an amount, even set as text: "12 or less", "12 x".
+_NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod|pi|[xyzn])\b|!", re.IGNORECASE)
 
 
 def read_unit(tail: str, *, spaced: bool) -> str | None:
@@ -107,7 +107,7 @@ def read_unit(tail: str, *, spaced: bool) -> str | None:
         else:
             words.append(match["word"].rstrip(".").casefold())
         position = match.end()
-    return _compose(words)
+    return None if words and words[0] in _POWER_AFTER else _compose(words)  # "12 squared" is 144
 
 
 def changes_value(unit: str) -> bool:
