@@ -15,10 +15,20 @@ TORCHRUN = {"WORLD_SIZE": "4", "MASTER_ADDR": "node0"}
 
 
 @pytest.mark.parametrize(
-    ("ranks_here", "host", "address"), [("4", "127.0.0.1", "127.0.0.1"), ("2", "0.0.0.0", "node0")]
+    ("ranks_here", "engine_words", "host", "address"),
+    [
+        ("4", {}, "127.0.0.1", "127.0.0.1"),
+        ("2", {}, "0.0.0.0", "node0"),
+        ("2", {"address": "10.0.0.7", "transport": "broadcast"}, "0.0.0.0", "10.0.0.7"),
+    ],
 )
 def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
-    ranks_here: str, host: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks_here: str,
+    engine_words: dict[str, str],
+    host: str,
+    address: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {**TORCHRUN, "LOCAL_WORLD_SIZE": ranks_here}.items():
         monkeypatch.setenv(name, value)
@@ -30,7 +40,7 @@ def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
         {
             "model": {"path": str(tmp_path)},
             "data": {"sources": [{"kind": "reasoning_gym", "task": "chain_sum"}]},
-            "engine": {"kind": "sglang", "python": str(python)},
+            "engine": {"kind": "sglang", "python": str(python), **engine_words},
         }
     )
     hf = made.to_dict()
@@ -39,3 +49,4 @@ def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
     assert isinstance(engine, SGLangEngine)
     server = engine._process(0)
     assert (server._host, server._address) == (host, address)
+    assert engine._settings.transport == engine_words.get("transport", "http")
