@@ -121,7 +121,6 @@ def test_killed_in_its_cold_start_a_run_begins_again(command: Command, straight:
     [
         ("checkpoint.resume=false", "metrics.jsonl already holds the metrics of a run"),
         ("sft.steps=2", "step_000010: saved after a cold start of 4 steps, the config says sft.steps=2"),
-        ("model.tokenizer_vocab=300", "step_000010: saved with model.tokenizer_vocab=384"),
     ],
 )
 def test_a_run_that_cannot_go_on_as_told_stays_as_it_is(
@@ -141,14 +140,12 @@ def test_a_run_that_cannot_go_on_as_told_stays_as_it_is(
     assert names == sorted(p.name for p in (folder / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(("most", "file"), [(4_096, "tokenizer"), (30_000, "start")])
-def test_a_disk_that_is_full_from_the_start_is_told_once(most: int, file: str, command: Command) -> None:
-    name = f"full-{file}"
-    with full_disk(most):
-        result = command.train(name, "sft.steps=1", "rl.steps=0")
+def test_a_disk_that_is_full_from_the_start_is_told_once(command: Command) -> None:
+    with full_disk(30_000):
+        result = command.train("no-room", "sft.steps=1", "rl.steps=0")
     assert result.code == 2, result.output
     assert result.output.count("megarl: error") == 1
-    assert f"{name}/{file}: cannot be written (File too large)" in result.output
+    assert "no-room/start: cannot be written (File too large)" in result.output
     assert "Traceback" not in result.output
 
 
@@ -190,7 +187,7 @@ def test_a_run_that_is_told_to_end_ends_quietly_with_all_its_ranks(
 def test_a_run_of_one_rank_outlives_the_shell_that_started_it(command: Command) -> None:
     file = command.folder / "runs" / "alone" / "metrics.jsonl"
     words = f"'{command.config}' name=alone launch.ranks=1 parallel.expert=1 sft.steps=400 rl.steps=0"
-    shell = f"{sys.executable} -m megarl train {words} &\nwhile [ ! -s '{file}' ]; do sleep 0.1; done"
+    shell = f"'{sys.executable}' -m megarl train {words} &\nwhile [ ! -s '{file}' ]; do sleep 0.1; done"
     subprocess.run(
         ["bash", "-c", shell], cwd=command.folder, env=command.environment(), timeout=240, check=True
     )
