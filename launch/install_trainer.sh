@@ -120,6 +120,9 @@ else
     fi
     say "installing megarl from $root"
     lean --no-deps --no-build-isolation --editable "$root"
+    # By all cores at once, where pip would take one; a few packages hold files of other Pythons, which stay as they are.
+    say "compiling the packages' Python files"
+    "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
     "$venv/bin/python" -W ignore -c 'import megarl, megatron.core, torch'
     printf '%s\n' "$base" >"$venv/.megarl-trainer"
     say "megarl ($device) is installed in $venv"
