@@ -181,7 +181,7 @@ def test_a_run_that_is_told_to_end_ends_quietly_with_all_its_ranks(
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "Traceback" not in output
-    assert not processes_in(command.folder)
+    wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
 
 
 def test_a_run_of_one_rank_outlives_the_shell_that_started_it(command: Command) -> None:
@@ -262,7 +262,7 @@ def test_a_mistake_ends_a_run_at_its_start_with_one_message(
     assert len(lines) == 1, result.output
     assert told in lines[0]
     assert "Traceback" not in result.output
-    assert not processes_in(command.folder)
+    wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
 
 
 @pytest.mark.sglang
@@ -275,7 +275,7 @@ def test_a_port_in_use_is_told(command: Command) -> None:
     assert result.code == 2, result.output
     assert f"port {port} on 127.0.0.1 is in use" in result.output
     assert "Traceback" not in result.output
-    assert not processes_in(command.folder)
+    wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
 
 
 @pytest.mark.sglang
@@ -288,7 +288,7 @@ def test_a_server_that_dies_at_its_start_has_its_last_words_shown(command: Comma
     assert result.output.count("megarl: error: SGLang server") == 1
     assert "invalid choice: 'nonsense'" in result.output
     assert "Traceback" not in result.output
-    assert not processes_in(command.folder)
+    wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
 
 
 def test_an_alarm_can_stop_a_run(command: Command) -> None:
@@ -300,7 +300,7 @@ def test_an_alarm_can_stop_a_run(command: Command) -> None:
     assert "step 3: rollout/tokens" in errors[0]
     assert errors[0].endswith("Talk less.")
     assert len(command.metrics("alarmed")) == 2  # the step is on record
-    assert not processes_in(command.folder)
+    wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
 
 
 def test_dynamic_sampling_drops_groups_of_one_reward_and_counts_them(command: Command) -> None:
