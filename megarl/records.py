@@ -11,7 +11,7 @@ mask is never set. A route trace has one row for each input position but the las
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -156,6 +156,8 @@ class MicroBatch:
     mask: bool [tokens], the prediction at this position is trained on.
     cu_seqlens: int32 [sequences + 1].
     rows: int64 [sequences], each sequence's index among its batch's responses.
+    columns: further per-token quantities by name, [tokens, ...] each: "engine_logprobs", "old_logprobs",
+        "ref_logprobs", "values", "advantages", "returns", "weights". What belongs to a token travels with it.
     A micro-batch without sequences is a filler that keeps replicas in step; it carries one padding token.
     """
 
@@ -165,9 +167,13 @@ class MicroBatch:
     mask: torch.Tensor
     cu_seqlens: torch.Tensor
     rows: torch.Tensor
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         tokens = len(self.token_ids)
+        for name, column in self.columns.items():
+            if len(column) != tokens:
+                raise ValueError(f"micro-batch: column {name!r} has {len(column)} rows, not {tokens}")
         for name in ("position_ids", "labels", "mask"):
             if getattr(self, name).shape != (tokens,):
                 raise ValueError(
@@ -181,6 +187,10 @@ class MicroBatch:
     @property
     def tokens(self) -> int:
         return len(self.token_ids)
+
+    def with_columns(self, **columns: torch.Tensor) -> MicroBatch:
+        """The same micro-batch with these columns added, or exchanged."""
+        return replace(self, columns={**self.columns, **columns})
 
 
 @dataclass(frozen=True, eq=False)

@@ -166,7 +166,7 @@ def test_data_inspect_takes_columns_a_split_and_a_format(tmp_path: Path) -> None
 
 def test_data_inspect_counts_rows_and_shows_prompts() -> None:
     result = megarl(
-        "data", "inspect", str(ROOT / "tests" / "data" / "datasets" / "gsm8k.jsonl"), "--samples", "1"
+        "data", "inspect", str(ROOT / "tests" / "fixtures" / "datasets" / "gsm8k.jsonl"), "--samples", "1"
     )
     assert result.returncode == 0, result.stderr
     assert "rows 3" in result.stdout

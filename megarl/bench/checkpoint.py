@@ -17,7 +17,7 @@ from megarl.bench.measure import Timing, in_turns
 from megarl.bench.step import StepSize, make_trainer
 from megarl.megatron.checkpoint import begin_checkpoint, load_checkpoint
 from megarl.megatron.groups import finish
-from megarl.megatron.trainer import Trainer
+from megarl.megatron.policy import Policy
 from megarl.training.saving import PendingCheckpoint
 
 
@@ -33,9 +33,9 @@ def bench_checkpoint(size: StepSize, *, turns: int, below: Path | None = None) -
             finish()
 
 
-def _bench(trainer: Trainer, folder: Path, turns: int) -> str:
+def _bench(policy: Policy, folder: Path, turns: int) -> str:
     final = folder / "checkpoint"
-    parameters = [p.detach() for chunk in trainer.chunks for p in chunk.parameters()]
+    parameters = [p.detach() for chunk in policy.chunks for p in chunk.parameters()]
     state = [p.to("cpu", torch.float32, copy=True) for p in parameters for _ in range(4)]
     blocked: list[float] = []
 
@@ -43,7 +43,7 @@ def _bench(trainer: Trainer, folder: Path, turns: int) -> str:
         scratch = folder / "writing"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
-        return PendingCheckpoint(scratch, final, "{}", [begin_checkpoint(scratch, trainer, copied=copied)])
+        return PendingCheckpoint(scratch, final, "{}", [begin_checkpoint(scratch, policy, copied=copied)])
 
     def plain() -> None:
         with (folder / "plain.pt").open("wb") as file:
@@ -53,7 +53,7 @@ def _bench(trainer: Trainer, folder: Path, turns: int) -> str:
     def save() -> None:
         checkpoint = begin(copied=False)
         checkpoint.write()
-        checkpoint.complete(trainer.groups, keep=1)
+        checkpoint.complete(policy.groups, keep=1)
 
     def behind() -> None:
         start = time.perf_counter()
@@ -61,14 +61,14 @@ def _bench(trainer: Trainer, folder: Path, turns: int) -> str:
         begun = time.perf_counter()
         thread.submit(checkpoint.write).result()
         written = time.perf_counter()
-        checkpoint.complete(trainer.groups, keep=1)
+        checkpoint.complete(policy.groups, keep=1)
         blocked.append(begun - start + time.perf_counter() - written)
 
     variants = {
         "torch.save": plain,
         "save": save,
         "save behind": behind,
-        "load": lambda: load_checkpoint(final, trainer),
+        "load": lambda: load_checkpoint(final, policy),
     }
     with ThreadPoolExecutor(1) as thread:
         timings = in_turns(variants, turns=turns)
@@ -78,8 +78,8 @@ def _bench(trainer: Trainer, folder: Path, turns: int) -> str:
     sizes = {"torch.save": (folder / "plain.pt").stat().st_size}
     total = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     lines = [
-        f"{sum(p.numel() for p in parameters) / 1e6:.2f} M parameters, {trainer.settings.params_dtype}, "
-        f"{trainer.platform.kind}, {folder}; torch.save writes four float32 copies of the parameters; saving includes "
+        f"{sum(p.numel() for p in parameters) / 1e6:.2f} M parameters, {policy.settings.params_dtype}, "
+        f"{policy.platform.kind}, {folder}; torch.save writes four float32 copies of the parameters; saving includes "
         "fsync and checksums"
     ]
     for name, timing in timings.items():

@@ -20,7 +20,7 @@ from megarl.megatron.groups import finish, initialize
 from megarl.megatron.layout import Layout
 from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.trainer import OptimizerSettings, Trainer
+from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.records import Group, Prompt, Sample
 from megarl.rollout.embedded import EmbeddedEngine
 from megarl.rollout.engine import GenerateRequest, SamplingParams, iterate
@@ -105,8 +105,8 @@ def bench_step(size: StepSize, variants: Variants, *, turns: int) -> StepBench:
 
 
 def _bench(size: StepSize, variants: Variants, folder: Path, turns: int) -> StepBench:
-    trainer = make_trainer(size, folder)
-    platform, architecture = trainer.platform, trainer.architecture
+    policy = make_trainer(size, folder)
+    platform, architecture = policy.platform, policy.architecture
     engine = EmbeddedEngine(folder, device=platform.device, dtype=platform.dtype)
     engine.start()
     start = time.perf_counter()
@@ -131,24 +131,24 @@ def _bench(size: StepSize, variants: Variants, folder: Path, turns: int) -> Step
             for sample in (s for g in sampled for s in g.samples):
                 trace = check_trace(sample, shape)
                 store.add(sample.sample_id, trace.experts, stale_rows(sample, trace))
-        batches = split(sampled, settings, trainer, seed=0, step=0)
-        Updater(trainer, settings).update(batches, store)
+        batches = split(sampled, settings, policy, seed=0, step=0)
+        Updater(policy, settings).update(batches, store)
 
     timings = in_turns({name: partial(step, *pair) for name, pair in variants.items()}, turns=turns)
     return StepBench(size, seconds, timings)
 
 
-def make_trainer(size: StepSize, folder: Path) -> Trainer:
+def make_trainer(size: StepSize, folder: Path) -> Policy:
     """Of a policy of that size, made in `folder`, alone in its world; with an optimizer."""
     make_policy(size, folder)
     platform = Platform.detect()
     groups = initialize(Layout(), platform, seed=0)
     config = read_config(folder)
     architecture = family_of(config).architecture(config)
-    trainer = Trainer(architecture, Layout(), platform, groups, ModelSettings(platform.dtype))
-    load(NameMap(config, trainer), CheckpointReader(folder))
-    trainer.set_optimizer(OptimizerSettings(lr=1e-6))
-    return trainer
+    policy = Policy(architecture, Layout(), platform, groups, ModelSettings(platform.dtype))
+    load(NameMap(config, policy), CheckpointReader(folder))
+    policy.set_optimizer(OptimizerSettings(lr=1e-6))
+    return policy
 
 
 def make_policy(size: StepSize, folder: Path) -> None:

@@ -46,13 +46,13 @@ def build_tokenizer(folder: str | Path, texts: Iterable[str], vocab_size: int = 
         ]
     )
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    policy = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[PAD, TURN_START, TURN_END],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    bpe.train_from_iterator([part for text in texts for part in ("user\n", text, "assistant\n")], trainer)
+    bpe.train_from_iterator([part for text in texts for part in ("user\n", text, "assistant\n")], policy)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD,

@@ -17,7 +17,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from megarl.data.placement import Placement
+from megarl.megatron.sharding import SequenceSharding
 
 
 class RMSNorm(torch.nn.Module):
@@ -49,25 +49,25 @@ class Bucket:
     mask: Tensor | None
 
 
-def make_buckets(placement: Placement, context_rank: int) -> tuple[Bucket, ...]:
+def make_buckets(sharding: SequenceSharding, context_rank: int) -> tuple[Bucket, ...]:
     """Group the sequences so that no bucket pads to more than twice a length."""
-    bounds = placement.cu_seqlens.tolist()
+    bounds = sharding.cu_seqlens.tolist()
     by_size: dict[int, list[tuple[int, int]]] = {}
     for start, end in itertools.pairwise(bounds):
         if end > start:
             by_size.setdefault((end - start - 1).bit_length(), []).append((start, end))
     buckets = []
     for _, spans in sorted(by_size.items()):
-        keys, real_keys = _rows(spans, placement.source.device)
-        if placement.context == 1:
+        keys, real_keys = _rows(spans, sharding.source.device)
+        if sharding.context == 1:
             buckets.append(Bucket(keys, real_keys, keys, None))
             continue
         # the same spans among this rank's tokens, whose padded positions decide what they see
-        share = placement.context
-        here = placement.local(context_rank)
+        share = sharding.context
+        here = sharding.local(context_rank)
         queries, real = _rows([(start // share, end // share) for start, end in spans], here.device)
         mask = (keys[:, None, :] <= here[queries][:, :, None]) & real_keys[:, None, :]
-        buckets.append(Bucket(queries, real, placement.gathered[keys], mask[:, None]))
+        buckets.append(Bucket(queries, real, sharding.gathered[keys], mask[:, None]))
     return tuple(buckets)
 
 
@@ -92,20 +92,20 @@ class PackedSequences(PackedSeqParams):
     context: dist.ProcessGroup | None = None
 
     @classmethod
-    def make(cls, placement: Placement, context: dist.ProcessGroup | None = None) -> PackedSequences:
+    def make(cls, sharding: SequenceSharding, context: dist.ProcessGroup | None = None) -> PackedSequences:
         """context: None for one rank."""
-        buckets = make_buckets(placement, dist.get_rank(context) if context else 0)
+        buckets = make_buckets(sharding, dist.get_rank(context) if context else 0)
         order = torch.cat([bucket.queries[bucket.real] for bucket in buckets])
-        return cls(**packed(placement), buckets=buckets, inverse=order.argsort(), context=context)
+        return cls(**packed(sharding), buckets=buckets, inverse=order.argsort(), context=context)
 
 
-def packed(placement: Placement) -> dict[str, Any]:
-    """What PackedSeqParams says of a placement: whole, padded sequences, whatever the rank."""
-    longest = int(placement.cu_seqlens.diff().max())
+def packed(sharding: SequenceSharding) -> dict[str, Any]:
+    """What PackedSeqParams says of a sharding: whole, padded sequences, whatever the rank."""
+    longest = int(sharding.cu_seqlens.diff().max())
     return {
         "qkv_format": "thd",
-        "cu_seqlens_q": placement.cu_seqlens,
-        "cu_seqlens_kv": placement.cu_seqlens,
+        "cu_seqlens_q": sharding.cu_seqlens,
+        "cu_seqlens_kv": sharding.cu_seqlens,
         "max_seqlen_q": longest,
         "max_seqlen_kv": longest,
     }

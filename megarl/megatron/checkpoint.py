@@ -21,15 +21,15 @@ from megatron.core.models.gpt import GPTModel
 from torch.distributed.checkpoint.api import CheckpointException
 
 from megarl.errors import UserError
-from megarl.megatron.trainer import Trainer
+from megarl.megatron.policy import Policy
 from megarl.megatron.writing import Writing
 
 SHARDING = "fully_reshardable"  # optimizer state by model parameter, whatever the layout
 
 
-def begin_checkpoint(folder: Path, trainer: Trainer, *, copied: bool) -> Writing:
+def begin_checkpoint(folder: Path, policy: Policy, *, copied: bool) -> Writing:
     """Plan this rank's part of a checkpoint in `folder`, which exists and is empty. Collective. See `Writing`."""
-    return Writing(folder, _sharded_state(trainer, loading=False), copied=copied)
+    return Writing(folder, _sharded_state(policy, loading=False), copied=copied)
 
 
 def begin_weights(folder: Path, chunks: Sequence[GPTModel], *, copied: bool) -> Writing:
@@ -37,12 +37,12 @@ def begin_weights(folder: Path, chunks: Sequence[GPTModel], *, copied: bool) -> 
     return Writing(folder, _sharded_weights(chunks, _metadata()), copied=copied)
 
 
-def save_checkpoint(folder: Path, trainer: Trainer) -> None:
+def save_checkpoint(folder: Path, policy: Policy) -> None:
     """Write a checkpoint into `folder`, which exists and is empty. Collective.
 
     Raises CheckpointFailed when a file can't be written.
     """
-    _write(begin_checkpoint(folder, trainer, copied=False))
+    _write(begin_checkpoint(folder, policy, copied=False))
 
 
 def save_weights(folder: Path, chunks: Sequence[GPTModel]) -> None:
@@ -55,31 +55,31 @@ def _write(writing: Writing) -> None:
     writing.finish()
 
 
-def load_checkpoint(folder: Path, trainer: Trainer) -> None:
+def load_checkpoint(folder: Path, policy: Policy) -> None:
     """Fill model, optimizer, schedule and random states from `folder`, saved in any layout. Collective.
 
     The trainer has the optimizer of the stage that the checkpoint was saved in. Random states are those of the
     ranks, so they are taken up again only where there are as many.
     """
-    wanted = _sharded_state(trainer, loading=True)
+    wanted = _sharded_state(policy, loading=True)
     if dist_checkpointing.load_common_state_dict(str(folder)).get("world_size") != dist.get_world_size():
         del wanted["random"]
     state = dist_checkpointing.load(
         wanted, str(folder), sharded_strategy=TorchDistLoadShardedStrategy(), strict="log_all"
     )
-    for number, chunk in enumerate(trainer.chunks):
+    for number, chunk in enumerate(policy.chunks):
         chunk.load_state_dict(state[f"model{number}"])
-    _keep_step_counts(trainer)
-    for number, optimizer in enumerate(_parts(trainer)):
+    _keep_step_counts(policy)
+    for number, optimizer in enumerate(_parts(policy)):
         own = optimizer.state_dict()
         for group in own["optimizer"]["param_groups"]:
             group["step"] = state["optimizer_step"]
         moments = {"param_state": state[f"moments{number}"], "param_state_sharding_type": SHARDING}
         optimizer.load_state_dict({**own, **moments})
-    _give_each_its_step_count(trainer)
-    trainer.scheduler.num_steps = 0  # megatron-core adds the checkpoint's count to it
-    trainer.scheduler.load_state_dict(state["scheduler"])
-    trainer.apply_learning_rate()
+    _give_each_its_step_count(policy)
+    policy.scheduler.num_steps = 0  # megatron-core adds the checkpoint's count to it
+    policy.scheduler.load_state_dict(state["scheduler"])
+    policy.apply_learning_rate()
     if "random" in state:
         _restore_random_states(state["random"])
 
@@ -113,34 +113,34 @@ def _sharded_weights(chunks: Sequence[GPTModel], metadata: dict[str, Any]) -> di
     return {f"model{n}": chunk.sharded_state_dict(metadata=metadata) for n, chunk in enumerate(chunks)}
 
 
-def _sharded_state(trainer: Trainer, *, loading: bool) -> dict[str, Any]:
-    _allocate_moments(trainer)
+def _sharded_state(policy: Policy, *, loading: bool) -> dict[str, Any]:
+    _allocate_moments(policy)
     metadata = _metadata()
-    model_state = _sharded_weights(trainer.chunks, metadata)
+    model_state = _sharded_weights(policy.chunks, metadata)
     state: dict[str, Any] = {**model_state}
     # Not megatron-core's ChainedOptimizer as a whole: its form depends on whether there is expert parallelism.
-    for number, optimizer in enumerate(_parts(trainer)):
+    for number, optimizer in enumerate(_parts(policy)):
         whole = optimizer.sharded_state_dict(
             model_state if len(model_state) > 1 else model_state["model0"],
             is_loading=loading,
             metadata=metadata,
         )
         state[f"moments{number}"] = whole["param_state"]
-    state["optimizer_step"] = _step_count(trainer)
-    state["scheduler"] = trainer.scheduler.state_dict()
+    state["optimizer_step"] = _step_count(policy)
+    state["scheduler"] = policy.scheduler.state_dict()
     rank, size = dist.get_rank(), dist.get_world_size()
     state["world_size"] = size
     state["random"] = ShardedObject("random_states", _random_states(), (size,), (rank,), replica_id=0)
     return state
 
 
-def _allocate_moments(trainer: Trainer) -> None:
+def _allocate_moments(policy: Policy) -> None:
     """Zero moments and a step count of 0 for an optimizer that has made no step yet.
 
     megarl's own need on a CPU: megatron-core reads the step count of torch's AdamW from its state, which is empty
     before the first step.
     """
-    for optimizer in _parts(trainer):
+    for optimizer in _parts(policy):
         inner = optimizer.optimizer
         if inner.state or not isinstance(inner, torch.optim.AdamW | torch.optim.Adam):
             continue
@@ -154,32 +154,32 @@ def _allocate_moments(trainer: Trainer) -> None:
             state["step"].zero_()
 
 
-def _parts(trainer: Trainer) -> list[Any]:
+def _parts(policy: Policy) -> list[Any]:
     """megatron-core's optimizers of this rank: one for dense parameters, one for experts.
 
     With expert parallelism a pipeline stage of dense layers alone has an empty second one, which has no state and no
     step count.
     """
     return [
-        part for part in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]) if part.buffers
+        part for part in getattr(policy.optimizer, "chained_optimizers", [policy.optimizer]) if part.buffers
     ]
 
 
-def _step_count(trainer: Trainer) -> int:
+def _step_count(policy: Policy) -> int:
     """Optimizer steps so far; the same for every parameter."""
     counts = {
         int(group.get("step", 0))
-        for optimizer in _parts(trainer)
+        for optimizer in _parts(policy)
         for group in optimizer.state_dict()["optimizer"]["param_groups"]
     }
     assert len(counts) == 1, f"parameters disagree about the step: {counts}"
     return counts.pop()
 
 
-def _keep_step_counts(trainer: Trainer) -> None:
+def _keep_step_counts(policy: Policy) -> None:
     """megatron-core loads every entry of torch's AdamW state from the checkpoint's tensors, where the step count is
     not (it is in the parameter groups, and set before): give it back its own."""
-    for optimizer in _parts(trainer):
+    for optimizer in _parts(policy):
 
         def load(parameter: Any, tensors: Any, optimizer: Any = optimizer) -> None:
             now = optimizer._get_main_param_and_optimizer_states(parameter)
@@ -190,9 +190,9 @@ def _keep_step_counts(trainer: Trainer) -> None:
         optimizer._set_main_param_and_optimizer_states = load
 
 
-def _give_each_its_step_count(trainer: Trainer) -> None:
+def _give_each_its_step_count(policy: Policy) -> None:
     """After loading, all parameters share one step tensor, which each of them would count up."""
-    for optimizer in _parts(trainer):
+    for optimizer in _parts(policy):
         for state in optimizer.optimizer.state.values():
             if torch.is_tensor(state.get("step")):
                 state["step"] = state["step"].clone()

@@ -9,15 +9,15 @@ import torch
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from megarl.data.placement import Placement
-from megarl.megatron.trainer import Trainer
+from megarl.megatron.policy import Policy
+from megarl.megatron.sharding import SequenceSharding
 from megarl.records import MicroBatch
 
 
-class Critic(Trainer):
+class Critic(Policy):
     """V(prompt, response so far) at every position. Starts from the policy's weights of now, its head at zero."""
 
-    def __init__(self, policy: Trainer) -> None:
+    def __init__(self, policy: Policy) -> None:
         super().__init__(
             policy.architecture,
             policy.layout,
@@ -38,18 +38,18 @@ class Critic(Trainer):
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """float32 [tokens] of every micro-batch by input position, on the CPU, without gradients; 0 where the mask is
-        not set. Collective, as `Trainer.logprobs`."""
+        not set. Collective, as `Policy.logprobs`."""
         return [values for (values,) in self.evaluate(micro_batches)]
 
     def _head(
-        self, model: Any, hidden: Tensor, micro_batch: MicroBatch, placement: Placement, _: float
+        self, model: Any, hidden: Tensor, micro_batch: MicroBatch, sharding: SequenceSharding, _: float
     ) -> tuple[Tensor, ...]:
         hidden = hidden.squeeze(0)
         if self.layout.tensor > 1:
             # every tensor-parallel rank computes the same values, and so the same gradient
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         head = model.module.output_layer if hasattr(model, "module") else model.output_layer
-        here = placement.local(self._context_rank)
-        mask = placement.take(micro_batch.mask, here, False)
+        here = sharding.local(self._context_rank)
+        mask = sharding.take(micro_batch.mask, here, False)
         values = torch.where(mask, head.values(hidden), 0.0)
-        return self._by_input_position(values[:, None], placement)
+        return self._by_input_position(values[:, None], sharding)

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from megarl.megatron.trainer import Trainer
+from megarl.megatron.policy import Policy
 
 
-class Reference:
+class ReferencePolicy:
     """The weights that the trainer had when this was made (or last replaced): this rank's shards, on the host."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        pin = trainer.platform.kind == "cuda"
+    def __init__(self, policy: Policy) -> None:
+        self._trainer = policy
+        pin = policy.platform.kind == "cuda"
         self._weights = [
             torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pin)
             for tensor in self._live()

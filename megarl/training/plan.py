@@ -41,7 +41,7 @@ def further_passes(run: Run) -> list[str]:
 
 def plan_text(run: Run) -> str:
     """The execution plan of a run."""
-    config, layout, arch = run.config, run.trainer.layout, run.trainer.architecture
+    config, layout, arch = run.config, run.policy.layout, run.policy.architecture
     responses = config.rl.prompts_per_step * config.rl.group_size
     kind = f"{arch.num_experts} experts, top-{arch.top_k}" if arch.moe_layers else "dense"
     degrees = {name: size for name, size in vars(layout).items() if size not in (None, 1)}
@@ -49,7 +49,7 @@ def plan_text(run: Run) -> str:
     return "\n".join(
         (
             f"Plan of run {config.name!r} (folder {run.folder})",
-            f"  model      {arch.transformer['num_layers']} layers, {kind}; {run.trainer.platform.kind}, "
+            f"  model      {arch.transformer['num_layers']} layers, {kind}; {run.policy.platform.kind}, "
             f"{run.groups.world_size} ranks: {split}, {run.groups.replica_count} data-parallel replicas",
             *(f"  data       {line}" for line in run.prompts.told()),
             f"  cold start {config.sft.steps} steps of {config.sft.batch_size} demonstrations{_learned(run)}",

@@ -120,7 +120,7 @@ def rl_step(run: Run, updater: Updater, writer: SampleWriter, step: int) -> dict
         )
         counts = run.groups.gather_from_replicas(rollout_counts(groups, shows_work) | staleness.counts())
         with run.clock.phase("train"):
-            batches = split(groups, updater.settings, run.trainer, seed=run.config.seed, step=step)
+            batches = split(groups, updater.settings, run.policy, seed=run.config.seed, step=step)
             audited = audit(run, updater, batches, step)
             metrics = updater.update(batches, wanted) | audited
     with run.clock.phase("sync"):
@@ -144,7 +144,7 @@ def audit(run: Run, updater: Updater, batches: Sequence[Batch], step: int) -> di
         return {}
     share = -(-run.config.rl.audit_responses // run.groups.replica_count)
     batch = draw_audit(
-        batches, updater.settings, run.trainer, responses=share, seed=run.config.seed, step=step
+        batches, updater.settings, run.policy, responses=share, seed=run.config.seed, step=step
     )
     return updater.audit(batch)
 
@@ -161,7 +161,7 @@ def run_rl(
     """
     config = run.config
     updater = Updater(
-        run.trainer, update_settings(run), reference=run.extras.reference, critic=run.extras.critic
+        run.policy, update_settings(run), reference=run.extras.reference, critic=run.extras.critic
     )
     writer = SampleWriter(run.folder, every=config.log.samples_every, enabled=run.groups.is_main)
     left = config.rl.steps - first_step + 1

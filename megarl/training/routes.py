@@ -49,12 +49,12 @@ def checked(sample: Sample, shape: RouteShape) -> tuple[str, np.ndarray, np.ndar
 
 
 def route_shape(run: Run) -> RouteShape:
-    architecture = run.trainer.architecture
+    architecture = run.policy.architecture
     return RouteShape(architecture.moe_layers, architecture.num_experts, architecture.top_k)
 
 
 def local_columns(run: Run) -> Sequence[int]:
     """Which of a trace's layers this rank computes, in model order of its chunks."""
-    assert run.trainer.replay is not None
-    place = {layer: n for n, layer in enumerate(run.trainer.architecture.moe_layers)}
-    return [place[layer] for chunk in run.trainer.replay.layers for layer in chunk]
+    assert run.policy.replay is not None
+    place = {layer: n for n, layer in enumerate(run.policy.architecture.moe_layers)}
+    return [place[layer] for chunk in run.policy.replay.layers for layer in chunk]

@@ -30,8 +30,8 @@ from megarl.megatron.groups import Groups
 from megarl.megatron.layout import Layout
 from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.reference import Reference
-from megarl.megatron.trainer import OptimizerSettings, Trainer
+from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.reference import ReferencePolicy
 from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch, stop_if_told
 from megarl.monitor.files import writing
 from megarl.monitor.logger import Logger, NullLogger
@@ -95,7 +95,7 @@ class Clock:
 class Extras:
     """What some algorithms need beside the policy: made when RL begins, kept in the checkpoints."""
 
-    reference: Reference | None = None
+    reference: ReferencePolicy | None = None
     critic: Critic | None = None
 
 
@@ -115,7 +115,7 @@ class Run:
     stream: PromptStream
     hf_config: Mapping[str, Any]
     start_folder: Path
-    trainer: Trainer
+    policy: Policy
     name_map: NameMap
     scorer: Scorer
     seat: Seat
@@ -131,14 +131,14 @@ class Run:
 
     @property
     def max_positions(self) -> int:
-        return self.trainer.architecture.max_positions
+        return self.policy.architecture.max_positions
 
     def make_extras(self) -> None:
         """The reference and the critic that the algorithm needs, from the policy of now. Collective."""
         if self.recipe.needs_reference:
-            self.extras.reference = Reference(self.trainer)
+            self.extras.reference = ReferencePolicy(self.policy)
         if self.recipe.needs_critic:
-            self.extras.critic = Critic(self.trainer)
+            self.extras.critic = Critic(self.policy)
             section, steps = self.config.rl.critic.optimizer, self.config.rl.steps * self.minibatches
             self.extras.critic.set_optimizer(optimizer_of(section, steps))
 
@@ -286,7 +286,7 @@ def open_run(config: Config) -> Run:
         scorer.check(prompts.verifiers)
         settings = model_settings(config, platform)
         with progress("Building the model", enabled=groups.is_main, announce=True):
-            trainer = Trainer(
+            policy = Policy(
                 architecture,
                 layout_of(config),
                 platform,
@@ -294,7 +294,7 @@ def open_run(config: Config) -> Run:
                 settings,
                 logprob_chunk=config.batching.logprob_chunk,
             )
-            name_map = NameMap(hf_config, trainer)
+            name_map = NameMap(hf_config, policy)
             load(name_map, CheckpointReader(start))
         with progress("Starting the engine", enabled=groups.is_main, announce=True):
             make = engine_maker(config, folder, start, architecture, settings.params_dtype)
@@ -311,7 +311,7 @@ def open_run(config: Config) -> Run:
         prompts.stream(groups.replica_index, groups.replica_count),
         hf_config,
         start,
-        trainer,
+        policy,
         name_map,
         scorer,
         seat,

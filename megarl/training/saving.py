@@ -93,7 +93,7 @@ class Saver:
     def __init__(self, run: Run) -> None:
         mode = run.config.checkpoint.asynchronous
         self._run = run
-        self._behind = mode == "on" or (mode == "auto" and run.trainer.platform.kind == "cuda")
+        self._behind = mode == "on" or (mode == "auto" and run.policy.platform.kind == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._on_its_way: tuple[PendingCheckpoint, Future[None]] | None = None
 
@@ -141,11 +141,11 @@ class Saver:
     def _begin(self, checkpoint: PendingCheckpoint, *, copied: bool) -> None:
         run, scratch, parts = self._run, checkpoint.scratch, checkpoint.parts
         _make(run.groups, scratch)
-        parts.append(begin_checkpoint(scratch, run.trainer, copied=copied))
+        parts.append(begin_checkpoint(scratch, run.policy, copied=copied))
         if run.extras.reference is not None:
             _make(run.groups, scratch / REFERENCE)
             with run.extras.reference.in_place():  # the policy is back before anything is written
-                parts.append(begin_weights(scratch / REFERENCE, run.trainer.chunks, copied=True))
+                parts.append(begin_weights(scratch / REFERENCE, run.policy.chunks, copied=True))
         if run.extras.critic is not None:
             _make(run.groups, scratch / CRITIC)
             parts.append(begin_checkpoint(scratch / CRITIC, run.extras.critic, copied=copied))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megarl.data.demonstrations import FileDemonstrations
 from megarl.data.packing import TokenSequence, make_micro_batches, micro_batch_count
-from megarl.megatron.trainer import StepResult
+from megarl.megatron.policy import StepResult
 from megarl.monitor.progress import progress
 from megarl.training.run import Run
 
@@ -53,10 +53,10 @@ def sft_step(run: Run, sequences: Sequence[TokenSequence]) -> tuple[float, float
 
     Returns that mean, the global number of tokens, and the step's result.
     """
-    trainer, groups = run.trainer, run.groups
+    policy, groups = run.policy, run.groups
     budget = run.config.batching.micro_batch_tokens
     count = max(1, groups.max_over_replicas(micro_batch_count(sequences, budget)))
-    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(sequences, budget, count)
     active = groups.sum_over_replicas(
         torch.tensor(float(sum(s.active_tokens for s in sequences)), device=groups.device)
@@ -66,7 +66,7 @@ def sft_step(run: Run, sequences: Sequence[TokenSequence]) -> tuple[float, float
         value = -logprobs.sum() / active
         return value, value.detach()
 
-    result = trainer.step(micro_batches, loss)
+    result = policy.step(micro_batches, loss)
     collected = groups.share_from_last_stage(result.collected)
     mean = groups.sum_over_replicas(torch.stack(collected).sum().to(groups.device))
     return float(mean), float(active), result

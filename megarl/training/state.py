@@ -76,7 +76,7 @@ def resume(run: Run, set_optimizer: Callable[[str], None]) -> RunState | None:
             state = RunState(**json.loads((path / STATE).read_text()))
             _same_start(run, state, path)
             set_optimizer(state.stage)
-            load_checkpoint(path, run.trainer)
+            load_checkpoint(path, run.policy)
             if state.stage == "rl":
                 _load_extras(run, path)
             run.stream.load_state_dict(state.stream)
@@ -101,7 +101,7 @@ def _load_extras(run: Run, path: Path) -> None:
             )
     if run.extras.reference is not None:
         with run.extras.reference.in_place():
-            load_weights(path / REFERENCE, run.trainer.chunks)
+            load_weights(path / REFERENCE, run.policy.chunks)
     if run.extras.critic is not None:
         load_checkpoint(path / CRITIC, run.extras.critic)
 
@@ -137,7 +137,7 @@ def _damaged_files(path: Path, entries: list[tuple[str, list[int]]]) -> Iterator
 
 def _same_start(run: Run, state: RunState, path: Path) -> None:
     then, now = dict(state.model), run.config.model.model_dump(mode="json")
-    computed = run.trainer.architecture.transformer  # what else model.transformer says is how the model runs
+    computed = run.policy.architecture.transformer  # what else model.transformer says is how the model runs
     for part in (then, now):
         part["transformer"] = {k: v for k, v in (part.get("transformer") or {}).items() if k in computed}
     for key in now:

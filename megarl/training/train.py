@@ -116,7 +116,7 @@ class _Training:
             section, steps = config.sft.optimizer, config.sft.steps
         else:
             section, steps = config.rl.optimizer, config.rl.steps * self.run.minibatches
-        self.run.trainer.set_optimizer(optimizer_of(section, steps))
+        self.run.policy.set_optimizer(optimizer_of(section, steps))
 
     def _note(self, stage: str, step: int, **changes) -> None:  # type: ignore[no-untyped-def]
         self.state = replace(
@@ -176,7 +176,7 @@ class _Training:
             tensors = stream(run.name_map)
             if run.groups.is_main:
                 try:
-                    dtype = run.trainer.settings.params_dtype
+                    dtype = run.policy.settings.params_dtype
                     write_checkpoint(
                         target, tensors, config=run.hf_config, assets=run.tokenizer.folder, dtype=dtype
                     )

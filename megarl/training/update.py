@@ -28,8 +28,8 @@ from megarl.algorithms.metrics import Metric, Metrics
 from megarl.algorithms.recipe import Sources
 from megarl.data.packing import make_micro_batches, micro_batch_count, scatter_response
 from megarl.megatron.critic import Critic
-from megarl.megatron.reference import Reference
-from megarl.megatron.trainer import LossFunction, StepResult, Trainer
+from megarl.megatron.policy import LossFunction, Policy, StepResult
+from megarl.megatron.reference import ReferencePolicy
 from megarl.records import Batch, Group, MicroBatch, Sample
 from megarl.rollout.sampling import draw_seed
 from megarl.routing.agreement import RoutingCounts, routing_metrics
@@ -69,7 +69,7 @@ class _Passes:
 
 
 def split(
-    groups: Sequence[Group], settings: UpdateSettings, trainer: Trainer, *, seed: int, step: int
+    groups: Sequence[Group], settings: UpdateSettings, policy: Policy, *, seed: int, step: int
 ) -> list[Batch]:
     """The kept groups' responses as mini-batches of whole groups where they suffice, in an order of this step's own;
     every replica gets equally many micro-batches in each. Unscored responses are masked."""
@@ -81,7 +81,7 @@ def split(
     place = np.argsort(order)
     rows = sorted(range(len(samples)), key=lambda n: (place[group_ids[n]], n))
     return [
-        _batch([samples[n] for n in part], [greedy[n] for n in part], group_ids[part], settings, trainer)
+        _batch([samples[n] for n in part], [greedy[n] for n in part], group_ids[part], settings, policy)
         for part in np.array_split(np.array(rows, dtype=np.int64), settings.minibatches)
     ]
 
@@ -89,7 +89,7 @@ def split(
 def draw_audit(
     batches: Sequence[Batch],
     settings: UpdateSettings,
-    trainer: Trainer,
+    policy: Policy,
     *,
     responses: int,
     seed: int,
@@ -99,7 +99,7 @@ def draw_audit(
     samples = [s for b in batches for s in b.samples if s.active_tokens]
     order = np.random.default_rng(draw_seed(seed, "audit", step)).permutation(len(samples))
     chosen = [samples[n] for n in order[:responses]]
-    return _batch(chosen, [None] * len(chosen), np.arange(len(chosen)), settings, trainer)
+    return _batch(chosen, [None] * len(chosen), np.arange(len(chosen)), settings, policy)
 
 
 def _batch(
@@ -107,12 +107,12 @@ def _batch(
     greedy: Sequence[float | None],
     group_ids: np.ndarray,
     settings: UpdateSettings,
-    trainer: Trainer,
+    policy: Policy,
 ) -> Batch:
     """Packed into as many micro-batches as every other replica makes at this call. Collective."""
     count = micro_batch_count(samples, settings.micro_batch_tokens) if samples else 0
-    count = max(1, trainer.groups.max_over_replicas(count))
-    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    count = max(1, policy.groups.max_over_replicas(count))
+    count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     return Batch(
         samples=tuple(samples),
         rewards=_tensor([s.reward for s in samples]),
@@ -147,13 +147,13 @@ class Updater:
 
     def __init__(
         self,
-        trainer: Trainer,
+        policy: Policy,
         settings: UpdateSettings,
         *,
-        reference: Reference | None = None,
+        reference: ReferencePolicy | None = None,
         critic: Critic | None = None,
     ) -> None:
-        self.trainer = trainer
+        self.policy = policy
         self.settings = settings
         self.reference = reference
         self.critic = critic
@@ -179,7 +179,7 @@ class Updater:
             counted = has_routes and number in (learned_from[0], learned_from[-1])
             first = number == learned_from[0]
             loss = self._loss(number, batch, totals, passes, advantages[number], compare=first)
-            result = self.trainer.step(
+            result = self.policy.step(
                 batch.micro_batches,
                 loss,
                 temperature=self.settings.temperature,
@@ -188,7 +188,7 @@ class Updater:
                 count_routes=counted,
             )
             if counted:
-                counts.append(self.trainer.routing_counts())
+                counts.append(self.policy.routing_counts())
             parts.append(self._shared(result))
             if self.critic is not None and passes.values is not None:
                 value_step = self._value_loss(batch, totals, passes.values[number], returns[number])
@@ -200,7 +200,7 @@ class Updater:
             "train/optimizer_steps": float(sum(r.stepped for r in results)),
             "train/skipped_steps": float(skipped),
             "train/micro_batches": float(
-                sum(len(b.micro_batches) for b in batches) * self.trainer.groups.replica_count
+                sum(len(b.micro_batches) for b in batches) * self.policy.groups.replica_count
             ),
         }
         if counts:
@@ -215,7 +215,7 @@ class Updater:
     def audit(self, batch: Batch) -> dict[str, float]:
         """How far the engine's log-probabilities are from a forward pass of the trainer of its own, with live routing
         even where routes are replayed. Before the rollout's first optimizer step. Collective."""
-        device, parts = self.trainer.platform.device, []  # where metrics are summed over ranks
+        device, parts = self.policy.platform.device, []  # where metrics are summed over ranks
         scored = zip(self._logprobs([batch])[0], engine_logprobs(batch), batch.micro_batches, strict=True)
         for logprobs, engine, micro_batch in scored:
             vectors = (logprobs, engine, micro_batch.mask, micro_batch.cu_seqlens)
@@ -231,8 +231,8 @@ class Updater:
         if source == "engine":
             old = [engine_logprobs(batch) for batch in batches]
         elif self.settings.sources.routing_replay == "recorded":
-            assert self.trainer.replay is not None
-            with self.trainer.replay.recording() as recorded:
+            assert self.policy.replay is not None
+            with self.policy.replay.recording() as recorded:
                 old = self._logprobs(batches)
             rest = iter(recorded)
             routes = [[next(rest) for _ in b.micro_batches] for b in batches]
@@ -250,7 +250,7 @@ class Updater:
 
     def _logprobs(self, batches: Sequence[Batch], store: RouteStore | None = None) -> Vectors:
         everything = _all_micro_batches(batches)
-        passes = self.trainer.logprobs(
+        passes = self.policy.logprobs(
             everything,
             temperature=self.settings.temperature,
             routes=None if store is None else self._stored_routes(batches, store),
@@ -264,7 +264,7 @@ class Updater:
         rewards = torch.cat([b.rewards for b in batches])
         group_ids = torch.cat([b.group_ids for b in batches])
         greedy = torch.cat([b.greedy_rewards for b in batches]) if recipe.needs_greedy else None
-        reduce_sum = self.trainer.groups.sum_over_replicas
+        reduce_sum = self.policy.groups.sum_over_replicas
         if not recipe.has_late_advantages:
             lengths = torch.tensor([s.active_tokens for b in batches for s in b.samples], dtype=torch.int64)
             whole = compute_advantages(
@@ -324,18 +324,18 @@ class Updater:
 
     def _stored_routes(self, batches: Sequence[Batch], store: RouteStore) -> Routes:
         places = [(b, m) for b in batches for m in b.micro_batches]
-        assert self.trainer.replay is not None
-        shape = (sum(map(len, self.trainer.replay.layers)), self.trainer.architecture.top_k)
+        assert self.policy.replay is not None
+        shape = (sum(map(len, self.policy.replay.layers)), self.policy.architecture.top_k)
 
         def packed(number: int) -> Tensor:
             batch, micro_batch = places[number]
-            return store.packed(micro_batch, batch.samples, shape).to(self.trainer.platform.device)
+            return store.packed(micro_batch, batch.samples, shape).to(self.policy.platform.device)
 
-        return self.trainer.local_routes([m for _, m in places], packed)
+        return self.policy.local_routes([m for _, m in places], packed)
 
     def _store_metrics(self, store: RouteStore) -> dict[str, float]:
         """bytes: of all layers, whichever ranks hold them; a replica's ranks of one stage hold the same."""
-        groups, layout = self.trainer.groups, self.trainer.layout
+        groups, layout = self.policy.groups, self.policy.layout
         sums = torch.tensor(
             [store.bytes, store.tokens, store.stale], dtype=torch.float64, device=groups.device
         )
@@ -352,7 +352,7 @@ class Updater:
             lengths=torch.tensor([s.active_tokens for s in batch.samples], dtype=torch.int64),
             group_ids=batch.group_ids,
         )
-        return totals._replace(counts=self.trainer.groups.sum_over_replicas(totals.counts))
+        return totals._replace(counts=self.policy.groups.sum_over_replicas(totals.counts))
 
     def _weights(self, batch: Batch, totals: Any) -> Callable[[MicroBatch], Tensor]:
         def weights(micro_batch: MicroBatch) -> Tensor:
@@ -363,7 +363,7 @@ class Updater:
                 group_ids=batch.group_ids[micro_batch.rows],
                 max_length=self.settings.max_new_tokens,
                 totals=totals.select(micro_batch.rows),
-            ).to(self.trainer.platform.device)
+            ).to(self.policy.platform.device)
 
         return weights
 
@@ -379,7 +379,7 @@ class Updater:
     ) -> LossFunction:
         """compare: with the engine, which before the first step holds the trainer's weights."""
         recipe, engine = self.settings.recipe, engine_logprobs(batch)
-        device, weights = self.trainer.platform.device, self._weights(batch, totals)
+        device, weights = self.policy.platform.device, self._weights(batch, totals)
         current = self.settings.sources.old_logprobs == "current"
         old = None if current or passes.old is None else passes.old[number]
         reference = None if passes.reference is None else passes.reference[number]
@@ -410,7 +410,7 @@ class Updater:
     def _value_loss(
         self, batch: Batch, totals: Any, old: list[Tensor], returns: list[Tensor]
     ) -> LossFunction:
-        device, weights = self.trainer.platform.device, self._weights(batch, totals)
+        device, weights = self.policy.platform.device, self._weights(batch, totals)
 
         def loss(n: int, values: Tensor) -> tuple[Tensor, Metrics]:
             micro_batch = batch.micro_batches[n]
@@ -432,13 +432,13 @@ class Updater:
             name: Metric(metric.kind, metric.value.cpu())
             for name, metric in combine(result.collected).items()
         }
-        return self.trainer.groups.share_from_last_stage(own)
+        return self.policy.groups.share_from_last_stage(own)
 
     def _reduce(self, parts: Sequence[Metrics]) -> dict[str, float]:
         """One set of numbers for the rollout: means weighted over mini-batches, losses a step on average."""
         if not parts:
             return {}
-        groups = self.trainer.groups
+        groups = self.policy.groups
         merged = average_steps(parts)
 
         def reduced(vector: Tensor, op: Any) -> Tensor:

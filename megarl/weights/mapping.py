@@ -21,7 +21,7 @@ from megarl.weights.transforms import Copy
 
 
 class Model(Protocol):
-    """This rank's part of a policy, as far as its weights go: a `Trainer`, or a `BareModel`."""
+    """This rank's part of a policy, as far as its weights go: a `Policy`, or a `BareModel`."""
 
     @property
     def architecture(self) -> Architecture: ...

@@ -148,15 +148,15 @@ def test_a_wrong_variable_is_named_before_anything_starts(
 def test_the_kubernetes_job_counts_its_nodes_once_and_names_its_first_pod() -> None:
     service, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
-    trainer = pod["containers"][0]
-    environment = {variable["name"]: variable for variable in trainer["env"]}
+    policy = pod["containers"][0]
+    environment = {variable["name"]: variable for variable in policy["env"]}
     assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"] == int(environment["NNODES"]["value"])
     assert "job-completion-index" in environment["NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert pod["subdomain"] == service["metadata"]["name"]
     assert environment["MASTER_ADDR"]["value"] == f"{job['metadata']['name']}-0.{pod['subdomain']}"
-    assert int(environment["NPROC_PER_NODE"]["value"]) == trainer["resources"]["limits"]["nvidia.com/gpu"]
-    assert {mount["name"] for mount in trainer["volumeMounts"]} == {
+    assert int(environment["NPROC_PER_NODE"]["value"]) == policy["resources"]["limits"]["nvidia.com/gpu"]
+    assert {mount["name"] for mount in policy["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }

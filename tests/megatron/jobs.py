@@ -19,14 +19,14 @@ from megatron.core.transformer.moe.router import TopKRouter
 
 from megarl.algorithms import Sources, get_recipe
 from megarl.data.packing import make_micro_batches
-from megarl.data.placement import place
 from megarl.megatron.critic import Critic
 from megarl.megatron.groups import Groups, initialize
 from megarl.megatron.layout import Layout
 from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.reference import Reference
-from megarl.megatron.trainer import OptimizerSettings, Trainer
+from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.reference import ReferencePolicy
+from megarl.megatron.sharding import shard_layout
 from megarl.records import Group, MicroBatch, Prompt, Sample, WeightSpan
 from megarl.routing.agreement import flip_share
 from megarl.routing.replay import Routes
@@ -51,11 +51,11 @@ def build(
     *,
     distributed_optimizer: bool = True,
     **options: Any,
-) -> tuple[Trainer, NameMap]:
+) -> tuple[Policy, NameMap]:
     """A trainer with the checkpoint's weights on this rank. options: of ModelSettings."""
     groups = groups or join(layout)
     config = read_config(checkpoint)
-    trainer = Trainer(
+    policy = Policy(
         family_of(config).architecture(config),
         Layout(**layout),
         Platform.detect("cpu"),
@@ -63,9 +63,9 @@ def build(
         ModelSettings(torch.float32, **options),
         distributed_optimizer=distributed_optimizer,
     )
-    name_map = NameMap(config, trainer)
+    name_map = NameMap(config, policy)
     load(name_map, CheckpointReader(checkpoint))
-    return trainer, name_map
+    return policy, name_map
 
 
 def make_samples(count: int, vocabulary: int, seed: int = 0) -> list[Sample]:
@@ -104,17 +104,17 @@ def layout_job(
     engine: the samples' log-probabilities; without them, only the first part is computed.
     """
     ranks = join(layout)
-    trainer, name_map = build(checkpoint, layout, ranks, distributed_optimizer=False, **options)
-    samples = make_samples(9, trainer.architecture.vocab_size)
+    policy, name_map = build(checkpoint, layout, ranks, distributed_optimizer=False, **options)
+    samples = make_samples(9, policy.architecture.vocab_size)
     groups = [Group(s.prompt, tuple(samples[n : n + 3])) for n, s in enumerate(samples) if n % 3 == 0]
     mine = groups[ranks.replica_index :: ranks.replica_count]
     flat = [s for g in mine for s in g.samples]
     count = max(1, ranks.max_over_replicas(len(make_micro_batches(flat, BUDGET)) if flat else 0))
-    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(flat, BUDGET, count)
-    with watched_routers(trainer) as calls:
-        passes = trainer.logprobs(micro_batches, temperature=0.8)
-    result: dict[str, Any] = {"samples": {}, "experts": experts_of(trainer, micro_batches, flat, calls)}
+    with watched_routers(policy) as calls:
+        passes = policy.logprobs(micro_batches, temperature=0.8)
+    result: dict[str, Any] = {"samples": {}, "experts": experts_of(policy, micro_batches, flat, calls)}
     for micro_batch, (logprobs, entropies) in zip(micro_batches, passes, strict=True):
         bounds = micro_batch.cu_seqlens.tolist()
         for n, row in enumerate(micro_batch.rows.tolist()):
@@ -125,32 +125,32 @@ def layout_job(
 
     mine = [Group(g.prompt, tuple(replace(s, logprobs=engine[s.sample_id]) for s in g.samples)) for g in mine]
 
-    def update(trainer: Trainer, algorithm: str) -> dict[str, float]:
+    def update(policy: Policy, algorithm: str) -> dict[str, float]:
         recipe = get_recipe(algorithm, clip_low=0.05, clip_high=0.05, kl="none")
         settings = UpdateSettings(recipe, Sources("engine", "off"), 1, 0.8, 64, BUDGET)
-        batches = split(mine, settings, trainer, seed=0, step=0)
-        return Updater(trainer, settings).update(batches)
+        batches = split(mine, settings, policy, seed=0, step=0)
+        return Updater(policy, settings).update(batches)
 
-    trainer.set_optimizer(OptimizerSettings(lr=1e-3, clip_grad=0.0))
-    update(trainer, "grpo")
+    policy.set_optimizer(OptimizerSettings(lr=1e-3, clip_grad=0.0))
+    update(policy, "grpo")
     result["gradients"] = dict(stream(name_map, lambda parameter: parameter.main_grad))
-    trainer, name_map = build(checkpoint, layout, ranks, **options)
-    trainer.set_optimizer(OptimizerSettings(lr=1e-5))
-    metrics = {f"{name}/{k}": v for name in ("grpo", "gspo") for k, v in update(trainer, name).items()}
+    policy, name_map = build(checkpoint, layout, ranks, **options)
+    policy.set_optimizer(OptimizerSettings(lr=1e-5))
+    metrics = {f"{name}/{k}": v for name in ("grpo", "gspo") for k, v in update(policy, name).items()}
     result["metrics"] = {k: v for k, v in metrics.items() if not k.endswith("/micro_batches")}
     result["weights"] = dict(stream(name_map))
     return result
 
 
 @contextmanager
-def watched_routers(trainer: Trainer) -> Iterator[dict[int, list[torch.Tensor]]]:
+def watched_routers(policy: Policy) -> Iterator[dict[int, list[torch.Tensor]]]:
     """By global layer number, the routing map of every router call, [this rank's tokens, experts]."""
     calls: dict[int, list[torch.Tensor]] = defaultdict(list)
     hooks = [
         router.register_forward_hook(
             lambda module, _, output: calls[module.layer_number - 1].append(output[1].clone())
         )
-        for chunk in trainer.chunks
+        for chunk in policy.chunks
         for router in chunk.modules()
         if isinstance(router, TopKRouter)
     ]
@@ -160,7 +160,7 @@ def watched_routers(trainer: Trainer) -> Iterator[dict[int, list[torch.Tensor]]]
 
 
 def experts_of(
-    trainer: Trainer,
+    policy: Policy,
     micro_batches: Sequence[MicroBatch],
     samples: Sequence[Sample],
     calls: dict[int, list[torch.Tensor]],
@@ -169,17 +169,17 @@ def experts_of(
     found = {}
     for layer, maps in calls.items():
         for micro_batch, routed in zip(micro_batches, maps, strict=True):
-            placement = place(
+            sharding = shard_layout(
                 micro_batch.cu_seqlens,
-                context=trainer.layout.context,
-                tensor=trainer.layout.tensor,
-                at_least=len(routed) * trainer.layout.tensor * trainer.layout.context,
+                context=policy.layout.context,
+                tensor=policy.layout.tensor,
+                at_least=len(routed) * policy.layout.tensor * policy.layout.context,
             )
-            here = placement.shard(
+            here = sharding.shard(
                 parallel_state.get_context_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()
             )
             bounds = micro_batch.cu_seqlens.tolist()
-            for position, row in zip(placement.source[here].tolist(), routed, strict=True):
+            for position, row in zip(sharding.source[here].tolist(), routed, strict=True):
                 sequence = bisect.bisect_right(bounds, position) - 1
                 if position >= 0 and sequence < len(micro_batch.rows):
                     sample = samples[int(micro_batch.rows[sequence])]
@@ -192,31 +192,31 @@ def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase
     """`straight`: four steps. `save`: two steps, then save. `load`: load, then two more steps."""
     from megarl.megatron.checkpoint import load_checkpoint, save_checkpoint
 
-    trainer, name_map = build(checkpoint, layout)
-    groups = trainer.groups
-    samples = make_samples(6, trainer.architecture.vocab_size)
+    policy, name_map = build(checkpoint, layout)
+    groups = policy.groups
+    samples = make_samples(6, policy.architecture.vocab_size)
     mine = samples[groups.replica_index :: groups.replica_count]
     count = groups.max_over_replicas(len(make_micro_batches(mine, 100)))
-    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(mine, 100, count)
-    trainer.set_optimizer(OptimizerSettings(lr=1e-3, warmup_steps=2, schedule="cosine", decay_steps=10))
+    policy.set_optimizer(OptimizerSettings(lr=1e-3, warmup_steps=2, schedule="cosine", decay_steps=10))
     rates, seconds = [], 0.0
     if phase == "load":
-        load_checkpoint(folder, trainer)
+        load_checkpoint(folder, policy)
     for _ in range(4 if phase == "straight" else 2):
-        result = trainer.step(micro_batches, lambda n, logprobs, entropies: (-logprobs.sum() / 100, None))
+        result = policy.step(micro_batches, lambda n, logprobs, entropies: (-logprobs.sum() / 100, None))
         rates.append(result.lr)
     if phase == "save":
         if groups.is_main:
             folder.mkdir()
         groups.barrier()
         start = time.perf_counter()
-        save_checkpoint(folder, trainer)
+        save_checkpoint(folder, policy)
         seconds = time.perf_counter() - start
     return {"weights": dict(stream(name_map)), "rates": rates, "seconds": seconds}
 
 
-def toy_batch(trainer: Trainer, seed: int) -> list[MicroBatch]:
+def toy_batch(policy: Policy, seed: int) -> list[MicroBatch]:
     """Prompts of three tokens, four response tokens, all random, all trained on."""
     rng = np.random.default_rng(seed)
     samples = [
@@ -231,8 +231,8 @@ def toy_batch(trainer: Trainer, seed: int) -> list[MicroBatch]:
         )
         for n in range(32)
     ]
-    mine = samples[trainer.groups.replica_index :: trainer.groups.replica_count]
-    return list(make_micro_batches(mine, 112, 32 // trainer.groups.replica_count * 7 // 112 or 1))
+    mine = samples[policy.groups.replica_index :: policy.groups.replica_count]
+    return list(make_micro_batches(mine, 112, 32 // policy.groups.replica_count * 7 // 112 or 1))
 
 
 def true_returns(micro_batch: MicroBatch) -> torch.Tensor:
@@ -276,16 +276,16 @@ def critic_job(checkpoint: Path, layout: dict[str, Any], steps: int) -> dict[str
 
 def reference_job(checkpoint: Path, layout: dict[str, Any]) -> None:
     """The reference scores as the policy did when it was made, before and after the policy has moved."""
-    trainer, name_map = build(checkpoint, layout)
-    trainer.set_optimizer(OptimizerSettings(lr=1e-2))
-    batch = toy_batch(trainer, seed=0)
+    policy, name_map = build(checkpoint, layout)
+    policy.set_optimizer(OptimizerSettings(lr=1e-2))
+    batch = toy_batch(policy, seed=0)
 
     def scores() -> torch.Tensor:
-        return torch.cat([logprobs for logprobs, _ in trainer.logprobs(batch)])
+        return torch.cat([logprobs for logprobs, _ in policy.logprobs(batch)])
 
     first = scores()
-    reference = Reference(trainer)
-    trainer.step(batch, lambda n, logprobs, entropies: (logprobs.sum() / 100, None))
+    reference = ReferencePolicy(policy)
+    policy.step(batch, lambda n, logprobs, entropies: (logprobs.sum() / 100, None))
     moved, weights = scores(), {name: t.clone() for name, t in stream(name_map)}
     assert (moved - first).abs().max() > 1e-2
     with reference.in_place():
@@ -308,17 +308,17 @@ def replay_job(
     given: by sample, uint8 [tokens - 1, MoE layers, top_k].
     """
     ranks = join(layout)
-    trainer, name_map = build(checkpoint, layout, ranks, distributed_optimizer=False, **options)
-    replay = trainer.replay
+    policy, name_map = build(checkpoint, layout, ranks, distributed_optimizer=False, **options)
+    replay = policy.replay
     assert replay is not None
-    samples = make_samples(9, trainer.architecture.vocab_size)
+    samples = make_samples(9, policy.architecture.vocab_size)
     mine = samples[ranks.replica_index :: ranks.replica_count]
     count = ranks.max_over_replicas(len(make_micro_batches(mine, BUDGET)))
-    count = -(-count // trainer.micro_batch_multiple) * trainer.micro_batch_multiple
+    count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(mine, BUDGET, count)
 
     def scores(routes: Routes | None = None) -> list[torch.Tensor]:
-        pairs = trainer.logprobs(micro_batches, routes=routes, count_routes=routes is not None)
+        pairs = policy.logprobs(micro_batches, routes=routes, count_routes=routes is not None)
         return [x for pair in pairs for x in pair]
 
     def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
@@ -329,38 +329,38 @@ def replay_job(
         assert same(scores(), live)
     assert len(recorded) == count
     assert same(scores(recorded.__getitem__), live)
-    counts = trainer.routing_counts()
+    counts = policy.routing_counts()
     assert not counts.changed.any()
     sizes = {"routes": counts.routes, "tokens": counts.tokens, "load": counts.load.sum(1)}
 
-    columns = [trainer.architecture.moe_layers.index(n) for chunk in replay.layers for n in chunk]
+    columns = [policy.architecture.moe_layers.index(n) for chunk in replay.layers for n in chunk]
     store = RouteStore()
     for sample in mine:
         experts = given[sample.sample_id][:, columns]
         store.add(sample.sample_id, experts, np.zeros(len(experts), bool))
-    shape = (len(columns), trainer.architecture.top_k)
-    routes = trainer.local_routes(micro_batches, lambda n: store.packed(micro_batches[n], mine, shape))
+    shape = (len(columns), policy.architecture.top_k)
+    routes = policy.local_routes(micro_batches, lambda n: store.packed(micro_batches[n], mine, shape))
     forced = scores(routes)
-    counts = trainer.routing_counts()
-    trainer.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
+    counts = policy.routing_counts()
+    policy.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
     seen: dict[int, torch.Tensor] = {}
 
     def loss(n: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return logprobs.sum() / 100, logprobs.detach()
 
-    result = trainer.step(micro_batches, loss, routes=routes)
+    result = policy.step(micro_batches, loss, routes=routes)
     for n, logprobs in enumerate(ranks.share_from_last_stage(result.collected)):
         seen[n] = logprobs
     gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
     assert same([seen[n] for n in range(count)], forced[::2]) or "recompute" in options
-    trainer.step(
+    policy.step(
         micro_batches, loss, routes=routes, force_routes=False, count_routes=True
     )  # compared, not followed
     assert same(scores(), live), "something of the replay stayed"
 
     with contextlib.suppress(RoutingError):
         with replay.following(routes, count + 1, force=True, backward=False):
-            trainer.evaluate(micro_batches)
+            policy.evaluate(micro_batches)
         raise AssertionError("an unused route was not noticed")
     assert same(scores(), live)
     by_sample = {}
@@ -379,11 +379,11 @@ def replay_job(
 
 def balance_job(checkpoint: Path, layout: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The gradient of the load-balancing loss alone, on one micro-batch."""
-    trainer, name_map = build(checkpoint, layout, distributed_optimizer=False, **options)
-    trainer.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
-    sequences = [s for s in make_samples(9, trainer.architecture.vocab_size) if s.tokens % 4 == 0]
+    policy, name_map = build(checkpoint, layout, distributed_optimizer=False, **options)
+    policy.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
+    sequences = [s for s in make_samples(9, policy.architecture.vocab_size) if s.tokens % 4 == 0]
     micro_batches = make_micro_batches(sequences, 10_000)
-    trainer.step(micro_batches, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
+    policy.step(micro_batches, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
     gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
     return {name: gradient for name, gradient in gradients.items() if "mlp.gate." in name}
 
@@ -398,17 +398,17 @@ def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:
     def biases(name_map: NameMap) -> dict[str, torch.Tensor]:
         return {n: t.clone() for n, t in stream(name_map) if n.endswith("e_score_correction_bias")}
 
-    trainer, name_map = build(checkpoint, {"expert": 2}, ranks, **options)
-    trainer.set_optimizer(OptimizerSettings(lr=0.0))
+    policy, name_map = build(checkpoint, {"expert": 2}, ranks, **options)
+    policy.set_optimizer(OptimizerSettings(lr=0.0))
     before = biases(name_map)
-    batch = make_micro_batches(make_samples(9, trainer.architecture.vocab_size), 10_000)
+    batch = make_micro_batches(make_samples(9, policy.architecture.vocab_size), 10_000)
     for _ in range(2):
-        trainer.step(batch, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
+        policy.step(batch, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
     after = biases(name_map)
     if ranks.is_main:
         folder.mkdir()
     ranks.barrier()
-    save_checkpoint(folder, trainer)
+    save_checkpoint(folder, policy)
     again, other_map = build(checkpoint, {"expert": 2}, ranks, **options)
     again.set_optimizer(OptimizerSettings(lr=0.0))
     load_checkpoint(folder, again)

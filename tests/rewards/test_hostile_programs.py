@@ -1,4 +1,4 @@
-"""Every program in `tests/data/hostile` gets the verdict its header announces, and leaves the machine as it
+"""Every program in `tests/fixtures/hostile` gets the verdict its header announces, and leaves the machine as it
 was.
 
 A header says what the program `tries`, which `test` it faces, what verdict to `expect`, and (as a regular
@@ -25,7 +25,7 @@ from megarl.rewards.code import code
 from megarl.rewards.registry import Response
 from tests.rewards.sandboxes import CONFINED, SMALL, nothing_left_behind, sandbox
 
-FOLDER = Path(__file__).parent.parent / "data" / "hostile"
+FOLDER = Path(__file__).parent.parent / "fixtures" / "hostile"
 PROGRAMS = sorted(FOLDER.glob("*/*.py"))
 DECIDED_OUTSIDE = ("verdict", "time")  # where the way to confine makes no difference: one of them is enough
 SECRET = "MEGARL_TEST_SECRET"

@@ -17,7 +17,7 @@ from megarl.rewards.extraction import EOS_STRINGS, last_box, visible
 from megarl.rewards.math import equivalent, math
 from megarl.rewards.math.text import tidy
 
-TABLE = Path(__file__).parents[1] / "data" / "math_verdicts.jsonl"
+TABLE = Path(__file__).parents[1] / "fixtures" / "math_verdicts.jsonl"
 ROWS = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
 TOPICS = sorted({row["topic"] for row in ROWS})
 

@@ -44,7 +44,7 @@ def open_tiny(folder: Path, *words: str) -> Run:
 
 
 def set_optimizer(run: Run, stage: str) -> None:
-    run.trainer.set_optimizer(optimizer_of(run.config.sft.optimizer, 20))
+    run.policy.set_optimizer(optimizer_of(run.config.sft.optimizer, 20))
 
 
 def train(run: Run, steps: int) -> None:
@@ -209,7 +209,7 @@ def left_out_job(folder: Path, algorithm: str) -> list[dict[str, Any]]:
     set_optimizer(run, "rl")
     run.make_extras()
     updater = Updater(
-        run.trainer, update_settings(run), reference=run.extras.reference, critic=run.extras.critic
+        run.policy, update_settings(run), reference=run.extras.reference, critic=run.extras.critic
     )
     sampled = [
         replace(
@@ -220,7 +220,7 @@ def left_out_job(folder: Path, algorithm: str) -> list[dict[str, Any]]:
     nothing = [replace(g, dropped="same_reward") for g in sampled]
 
     def batches(groups: list[Group]) -> list[Batch]:
-        return split(groups, updater.settings, run.trainer, seed=0, step=1)
+        return split(groups, updater.settings, run.policy, seed=0, step=1)
 
     first = {s.sample_id for s in batches(sampled)[0].samples}
     unscored = [
@@ -253,7 +253,7 @@ def distrust_job(folder: Path) -> dict[str, Any]:
         folder, "algorithm={name: grpo, kl: none, old_logprobs: recompute, routing_replay: engine}"
     )
     set_optimizer(run, "rl")
-    updater, writer = Updater(run.trainer, update_settings(run)), SampleWriter(folder, every=0)
+    updater, writer = Updater(run.policy, update_settings(run)), SampleWriter(folder, every=0)
     engine: Any = run.seat.engine
     generate, update_weights = engine.generate, engine.update_weights
     before, told = weights_of(run), {}
@@ -291,7 +291,7 @@ def other_routes_job(folder: Path, algorithm: str) -> dict[str, float]:
     run = open_tiny(folder, algorithm, frozen, "rl.minibatches=1")
     set_optimizer(run, "rl")
     run.make_extras()
-    updater = Updater(run.trainer, update_settings(run), reference=run.extras.reference)
+    updater = Updater(run.policy, update_settings(run), reference=run.extras.reference)
     sampled, store = RouteStore(), RouteStore()
     groups = [
         replace(g, samples=tuple(replace(s, reward=float(n % 2)) for n, s in enumerate(g.samples)))
@@ -299,7 +299,7 @@ def other_routes_job(folder: Path, algorithm: str) -> dict[str, float]:
     ]
     for name, (experts, stale) in sampled._kept.items():
         store.add(name, (experts + 1) % 8, stale)
-    batches = split(groups, updater.settings, run.trainer, seed=0, step=1)
+    batches = split(groups, updater.settings, run.policy, seed=0, step=1)
     metrics = updater.update(batches, store) | updater.audit(batches[0])
     run.close()
     return metrics

@@ -14,8 +14,8 @@ from megarl.algorithms import resolve_sources
 from megarl.algorithms.recipes import make_recipe
 from megarl.data.packing import gather_response, make_micro_batches
 from megarl.megatron.critic import Critic
-from megarl.megatron.reference import Reference
-from megarl.megatron.trainer import OptimizerSettings, Trainer
+from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.reference import ReferencePolicy
 from megarl.records import Batch, Group, WeightSpan
 from megarl.routing.store import RouteStore
 from megarl.training.update import Updater, UpdateSettings, draw_audit, split
@@ -71,11 +71,11 @@ def make_groups(vocabulary: int, engine: dict[str, np.ndarray] | None = None) ->
 
 def engine_job(checkpoint: Path) -> dict[str, np.ndarray]:
     """The policy's log-probabilities of every response and some noise, so that some ratios are clipped."""
-    trainer, _ = build(checkpoint, {})
-    samples = [s for g in make_groups(trainer.architecture.vocab_size) for s in g.samples]
+    policy, _ = build(checkpoint, {})
+    samples = [s for g in make_groups(policy.architecture.vocab_size) for s in g.samples]
     open_ = [replace(s, loss_mask=np.ones(len(s.response_ids), bool)) for s in samples]
     (micro_batch,) = make_micro_batches(open_, 10_000)
-    ((logprobs, _),) = trainer.logprobs([micro_batch], temperature=0.8)
+    ((logprobs, _),) = policy.logprobs([micro_batch], temperature=0.8)
     rng = np.random.default_rng(1)
     found = gather_response(micro_batch, open_, logprobs)
     return {
@@ -84,21 +84,21 @@ def engine_job(checkpoint: Path) -> dict[str, np.ndarray]:
     }
 
 
-def make_batches(groups: Sequence[Group], settings: UpdateSettings, trainer: Trainer) -> list[Batch]:
+def make_batches(groups: Sequence[Group], settings: UpdateSettings, policy: Policy) -> list[Batch]:
     """Every layout's mini-batches hold the same groups; the last one nothing of a second replica's."""
-    place, count = trainer.groups.replica_index, trainer.groups.replica_count
+    place, count = policy.groups.replica_index, policy.groups.replica_count
     numbers = ((0, 1, 2), (3, 5), (4,))
     batches = []
     for n, chosen in enumerate(numbers):
         mine = [groups[g] for g in chosen][place::count]
-        (batch,) = split(mine, replace(settings, minibatches=1), trainer, seed=0, step=0)
+        (batch,) = split(mine, replace(settings, minibatches=1), policy, seed=0, step=0)
         batches.append(replace(batch, group_ids=batch.group_ids + 10 * n))
     return batches
 
 
-def engine_routes(batches: Sequence[Batch], trainer: Trainer) -> RouteStore:
+def engine_routes(batches: Sequence[Batch], policy: Policy) -> RouteStore:
     """Random experts; some rows are stale."""
-    architecture, replay = trainer.architecture, trainer.replay
+    architecture, replay = policy.architecture, policy.replay
     assert replay is not None
     columns = [architecture.moe_layers.index(n) for chunk in replay.layers for n in chunk]
     store = RouteStore()
@@ -117,23 +117,23 @@ def updates_job(
     policy, and the weights after them."""
     ranks, results = join(layout), {}
     for name, words in RECIPES.items():
-        trainer, name_map = build(checkpoint, layout, ranks, **options)
+        policy, name_map = build(checkpoint, layout, ranks, **options)
         recipe = make_recipe(words)
         sources = resolve_sources(recipe, moe=True, minibatches=3)
         settings = UpdateSettings(recipe, sources, 3, 0.8, 64, BUDGET)
         # Adam's steps are nearly proportional to the gradient, not its sign: rounding stays rounding
         optimizer = OptimizerSettings(lr=3e-3, eps=1e-3)
-        trainer.set_optimizer(optimizer)
-        reference = Reference(trainer) if recipe.needs_reference else None
-        critic = Critic(trainer) if recipe.needs_critic else None
+        policy.set_optimizer(optimizer)
+        reference = ReferencePolicy(policy) if recipe.needs_reference else None
+        critic = Critic(policy) if recipe.needs_critic else None
         if critic is not None:
             critic.set_optimizer(optimizer)
-        updater = Updater(trainer, settings, reference=reference, critic=critic)
-        groups, metrics = make_groups(trainer.architecture.vocab_size, engine), []
+        updater = Updater(policy, settings, reference=reference, critic=critic)
+        groups, metrics = make_groups(policy.architecture.vocab_size, engine), []
         for _ in range(2):
-            batches = make_batches(groups, settings, trainer)
-            audited = updater.audit(draw_audit(batches, settings, trainer, responses=99, seed=0, step=0))
-            store = None if sources.routing_replay == "recorded" else engine_routes(batches, trainer)
+            batches = make_batches(groups, settings, policy)
+            audited = updater.audit(draw_audit(batches, settings, policy, responses=99, seed=0, step=0))
+            store = None if sources.routing_replay == "recorded" else engine_routes(batches, policy)
             metrics.append(updater.update(batches, store) | audited)
             del metrics[-1]["train/micro_batches"]
             if reference is not None:

@@ -17,7 +17,7 @@ from megarl.megatron.groups import Groups, initialize
 from megarl.megatron.layout import Layout
 from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.trainer import OptimizerSettings, Trainer
+from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.weights.checkpoint_files import CheckpointReader, read_config, write_checkpoint
 from megarl.weights.convert import convert
 from megarl.weights.exchange import load, stream
@@ -38,9 +38,9 @@ class World:
         platform, shape = Platform.detect("cpu"), Layout(**layout)
         return cls(shape, platform, initialize(shape, platform, seed=1))
 
-    def trainer(self, folder: Path) -> tuple[Trainer, NameMap]:
+    def policy(self, folder: Path) -> tuple[Policy, NameMap]:
         config = read_config(folder)
-        trainer = Trainer(
+        policy = Policy(
             family_of(config).architecture(config),
             self.layout,
             self.platform,
@@ -48,7 +48,7 @@ class World:
             ModelSettings(torch.float32),
             distributed_optimizer=self.layout.context == 1,  # it would leave each rank a part of the gradient
         )
-        return trainer, NameMap(config, trainer)
+        return policy, NameMap(config, policy)
 
 
 def families_job(
@@ -61,7 +61,7 @@ def families_job(
     world = World.join(layout)
     found = {}
     for name, folder in folders.items():
-        trainer, name_map = world.trainer(folder)
+        policy, name_map = world.policy(folder)
         load(name_map, CheckpointReader(folder))
         tensors = stream(name_map)
         if world.groups.is_main:
@@ -71,22 +71,22 @@ def families_job(
             )
         for _ in tensors:
             pass
-        found[name] = _numbers(trainer, name_map, world.groups)
+        found[name] = _numbers(policy, name_map, world.groups)
     return found
 
 
-def _numbers(trainer: Trainer, name_map: NameMap, groups: Groups) -> dict[str, Any]:
+def _numbers(policy: Policy, name_map: NameMap, groups: Groups) -> dict[str, Any]:
     samples = make_samples(5, VOCABULARY)
     mine = samples[groups.replica_index :: groups.replica_count]
     count = groups.max_over_replicas(len(make_micro_batches(mine, 100)))
     micro_batches = make_micro_batches(mine, 100, count)
     logprobs = {}
-    for micro_batch, (values, _) in zip(micro_batches, trainer.logprobs(micro_batches), strict=True):
+    for micro_batch, (values, _) in zip(micro_batches, policy.logprobs(micro_batches), strict=True):
         bounds = micro_batch.cu_seqlens.tolist()
         for n, row in enumerate(micro_batch.rows.tolist()):
             logprobs[mine[row].sample_id] = values[bounds[n] : bounds[n + 1]]
-    trainer.set_optimizer(OptimizerSettings(lr=1e-3))
-    step = trainer.step(micro_batches, lambda n, values, entropies: (-values.sum() / 50, None))
+    policy.set_optimizer(OptimizerSettings(lr=1e-3))
+    step = policy.step(micro_batches, lambda n, values, entropies: (-values.sum() / 50, None))
     biases = {n: t.clone() for n, t in name_map.local_tensors().items() if n.endswith("expert_bias")}
     gradients = {}
     if groups.replica_count == 1:
@@ -108,7 +108,7 @@ def load_job(folders: Mapping[str, Path], layout: Mapping[str, Any]) -> dict[str
     told: dict[str, str | None] = {}
     for name, folder in folders.items():
         try:
-            _, name_map = world.trainer(folder)
+            _, name_map = world.policy(folder)
             load(name_map, CheckpointReader(folder))
             told[name] = None
         except UserError as error:
@@ -118,7 +118,7 @@ def load_job(folders: Mapping[str, Path], layout: Mapping[str, Any]) -> dict[str
 
 def memory_job(folder: Path, layout: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of resident memory before loading, and by how much it grew at its peak while loading."""
-    _, name_map = World.join(layout).trainer(folder)
+    _, name_map = World.join(layout).policy(folder)
     for tensor in name_map.local_tensors().values():
         tensor.data.fill_(1.0)  # every page of the shard is there already
     gc.collect()
@@ -142,11 +142,11 @@ def convert_job(
 def trained_checkpoint_job(folder: Path, written: Path, layout: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """One training step, then a whole training checkpoint in `written`; the weights by HF name."""
     world = World.join(layout)
-    trainer, name_map = world.trainer(folder)
+    policy, name_map = world.policy(folder)
     load(name_map, CheckpointReader(folder))
-    _numbers(trainer, name_map, world.groups)
+    _numbers(policy, name_map, world.groups)
     if world.groups.is_main:
         written.mkdir()
     world.groups.barrier()
-    save_checkpoint(written, trainer)
+    save_checkpoint(written, policy)
     return {name: tensor.clone() for name, tensor in stream(name_map)}

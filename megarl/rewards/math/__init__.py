@@ -2,7 +2,7 @@
 
 Our own extraction (`extract`) finds the answer, our own reader (`answer`) takes its structure apart, and
 math-verify compares what is left: genuine formulas (`algebra`). The rules, with their reasons, are the rows
-of `tests/data/math_verdicts.jsonl`.
+of `tests/fixtures/math_verdicts.jsonl`.
 
 reference: {"answer": text or number}; a list of them = any one of these is right.
 """

@@ -16,7 +16,7 @@ from megarl.data.tables import read_rows
 from megarl.data.values import RowError, after_hashes, last_boxed
 from megarl.errors import UserError
 
-FOLDER = Path(__file__).parent.parent / "data" / "datasets"
+FOLDER = Path(__file__).parent.parent / "fixtures" / "datasets"
 DIVISORS = "How many positive divisors has 360?"
 
 

@@ -10,7 +10,7 @@ import pytest
 from megarl.data.inspection import inspect_file, render_report
 from megarl.errors import UserError
 
-FOLDER = Path(__file__).parent.parent / "data" / "datasets"
+FOLDER = Path(__file__).parent.parent / "fixtures" / "datasets"
 
 
 @pytest.fixture

@@ -31,13 +31,13 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, clear_aux_losses_tracker
 from torch import Tensor
 
-from megarl.data.placement import Placement, place
 from megarl.megatron.attention import PackedSequences, packed
 from megarl.megatron.groups import Groups
 from megarl.megatron.layout import Layout
 from megarl.megatron.logprobs import vocabulary_logprobs
 from megarl.megatron.model import Architecture, ModelSettings, build_model, head_weight, vocabulary_shard
 from megarl.megatron.platform import Platform
+from megarl.megatron.sharding import SequenceSharding, shard_layout
 from megarl.records import MicroBatch
 from megarl.routing.agreement import RoutingCounts, pack_counts, summed
 from megarl.routing.replay import LayerRoutes, Replay, Routes
@@ -88,7 +88,7 @@ def _scale_auxiliary_losses(scale: Tensor, gradient: Tensor) -> None:
     MoEAuxLossAutoScaler.set_loss_scale(scale)
 
 
-class Trainer:
+class Policy:
     """This rank's part of the policy, its gradients and its optimizer.
 
     `model` holds the megatron-core chunks inside DDP; `weights/` reads and writes them by HF name.
@@ -270,23 +270,23 @@ class Trainer:
         def forward_step(iterator: Iterator[tuple[int, MicroBatch]], model: Any) -> tuple[Tensor, Any]:
             number, micro_batch = next(iterator)
             micro_batch = self._on_device(micro_batch)
-            placement = self._place(micro_batch, at_least=sizes[number])
-            here = placement.local(self._context_rank)
+            sharding = self._sharding(micro_batch, at_least=sizes[number])
+            here = sharding.local(self._context_rank)
             if self.replay is not None:
-                real = placement.source[self._shard(placement)] >= 0
+                real = sharding.source[self._shard(sharding)] >= 0
                 self.replay.begin(self.model.index(model), number, real & bool(len(micro_batch.rows)))
             output = model(
-                placement.take(micro_batch.token_ids, here)[None],
+                sharding.take(micro_batch.token_ids, here)[None],
                 None,  # rotary embeddings know their positions from the sequences' bounds
                 None,
-                packed_seq_params=self._packed(placement),
+                packed_seq_params=self._packed(sharding),
             )
 
             if balance is not None:
                 output.register_hook(partial(_scale_auxiliary_losses, balance))
 
             def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
-                vectors = self._head(model, hidden, micro_batch, placement, temperature)
+                vectors = self._head(model, hidden, micro_batch, sharding, temperature)
                 value, collected = loss(number, *vectors)
                 return value, torch.ones((), dtype=torch.int, device=value.device), collected
 
@@ -310,7 +310,7 @@ class Trainer:
         if not self.architecture.num_experts or not (used or self.config.moe_z_loss_coeff):
             return None
         clear_aux_losses_tracker()
-        own = sum(len(self._place(m, n).source) for m, n in zip(micro_batches, sizes, strict=True))
+        own = sum(len(self._sharding(m, n).source) for m, n in zip(micro_batches, sizes, strict=True))
         tokens = torch.tensor(own / self.layout.tensor / self.layout.context, device=self.platform.device)
         return 1 / self.groups.sum_over_replicas(tokens)
 
@@ -336,9 +336,9 @@ class Trainer:
         layers = self.replay.layers
 
         def routes(number: int) -> LayerRoutes:
-            placement = self._place(micro_batches[number], at_least=sizes[number])
-            mine = self._shard(placement)
-            columns = iter(placement.take(packed_routes(number), mine, LIVE).unbind(1))
+            sharding = self._sharding(micro_batches[number], at_least=sizes[number])
+            mine = self._shard(sharding)
+            columns = iter(sharding.take(packed_routes(number), mine, LIVE).unbind(1))
             return [[next(columns) for _ in chunk] for chunk in layers]
 
         return routes
@@ -368,20 +368,24 @@ class Trainer:
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=stages)
         return both.sum(1).double() * parallel_state.is_pipeline_first_stage(ignore_virtual=True)
 
-    def _place(self, micro_batch: MicroBatch, at_least: int = 0) -> Placement:
+    def _sharding(self, micro_batch: MicroBatch, at_least: int = 0) -> SequenceSharding:
         layout = self.layout
-        return place(micro_batch.cu_seqlens, context=layout.context, tensor=layout.tensor, at_least=at_least)
+        return shard_layout(
+            micro_batch.cu_seqlens, context=layout.context, tensor=layout.tensor, at_least=at_least
+        )
 
-    def _shard(self, placement: Placement) -> Tensor:
+    def _shard(self, sharding: SequenceSharding) -> Tensor:
         """Which padded positions this rank's routers see."""
-        return placement.shard(self._context_rank, parallel_state.get_tensor_model_parallel_rank())
+        return sharding.shard(self._context_rank, parallel_state.get_tensor_model_parallel_rank())
 
     def _common_sizes(self, micro_batches: Sequence[MicroBatch]) -> list[int]:
         """Padded tokens that each micro-batch must have at least: those of the largest replica where the token
         dispatcher gathers equal shares from all experts' ranks, else 0."""
         if self.config.moe_token_dispatcher_type != "allgather" or not self.architecture.num_experts:
             return [0] * len(micro_batches)
-        sizes = torch.tensor([len(self._place(m).source) for m in micro_batches], device=self.platform.device)
+        sizes = torch.tensor(
+            [len(self._sharding(m).source) for m in micro_batches], device=self.platform.device
+        )
         dist.all_reduce(sizes, op=dist.ReduceOp.MAX, group=self.groups.peers_group)
         return sizes.tolist()  # type: ignore[no-any-return]
 
@@ -393,10 +397,10 @@ class Trainer:
     def _context_rank(self) -> int:
         return parallel_state.get_context_parallel_rank()
 
-    def _packed(self, placement: Placement) -> PackedSeqParams:
+    def _packed(self, sharding: SequenceSharding) -> PackedSeqParams:
         if self.platform.transformer_engine:
-            return PackedSeqParams(**packed(placement))
-        return PackedSequences.make(placement, self._context_group)
+            return PackedSeqParams(**packed(sharding))
+        return PackedSequences.make(sharding, self._context_group)
 
     def _on_device(self, micro_batch: MicroBatch) -> MicroBatch:
         names = ("token_ids", "position_ids", "labels", "mask", "cu_seqlens")
@@ -404,19 +408,24 @@ class Trainer:
         return replace(micro_batch, **{name: getattr(micro_batch, name).to(device) for name in names})
 
     def _head(
-        self, model: Any, hidden: Tensor, micro_batch: MicroBatch, placement: Placement, temperature: float
+        self,
+        model: Any,
+        hidden: Tensor,
+        micro_batch: MicroBatch,
+        sharding: SequenceSharding,
+        temperature: float,
     ) -> tuple[Tensor, ...]:
         """[1, this rank's tokens, hidden] -> log-probabilities and entropies [tokens] by input position, exactly 0
         where the mask is not set; whole on every rank, the gradient flowing into this rank's tokens."""
         hidden = hidden.squeeze(0)
         if self.layout.tensor > 1:
             hidden = gather_from_sequence_parallel_region(hidden)
-        here = placement.local(self._context_rank)
-        active = placement.take(micro_batch.mask, here, False).nonzero().squeeze(1)
+        here = sharding.local(self._context_rank)
+        active = sharding.take(micro_batch.mask, here, False).nonzero().squeeze(1)
         both = vocabulary_logprobs(
             hidden[active],
             head_weight(model.module if hasattr(model, "module") else model),
-            placement.take(micro_batch.labels, here)[active],
+            sharding.take(micro_batch.labels, here)[active],
             vocabulary_shard(self.architecture, self.layout),
             temperature=temperature,
             chunk=self.logprob_chunk,
@@ -424,13 +433,13 @@ class Trainer:
         )
         everywhere = hidden.new_zeros(len(here), 2, dtype=torch.float32)
         everywhere = everywhere.index_put((active,), torch.stack(both, dim=1))
-        return self._by_input_position(everywhere, placement)
+        return self._by_input_position(everywhere, sharding)
 
-    def _by_input_position(self, here: Tensor, placement: Placement) -> tuple[Tensor, ...]:
+    def _by_input_position(self, here: Tensor, sharding: SequenceSharding) -> tuple[Tensor, ...]:
         """This rank's [tokens here, n] -> n vectors [tokens]."""
         if self._context_group is not None:
             # every context rank computes the same loss from all tokens and keeps its own tokens' gradient
             here = gather_from_sequence_parallel_region(
                 here, tensor_parallel_output_grad=False, group=self._context_group
             )
-        return here[placement.restore].unbind(1)
+        return here[sharding.restore].unbind(1)

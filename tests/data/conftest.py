@@ -11,8 +11,8 @@ from megarl.data.tokenizer import ChatTokenizer
 TEXTS = ["What is 12 + 3 - 45?", "State the final answer to the following arithmetic problem: 6 - 7 ="] * 20
 
 # A busy machine is not a wrong answer: no deadline for a single example.
-settings.register_profile("data_room", deadline=None, max_examples=50)
-settings.load_profile("data_room")
+settings.register_profile("data", deadline=None, max_examples=50)
+settings.load_profile("data")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class SequenceSharding:
     """cu_seqlens: int32 [padded sequences + 1]; the last sequence may be nothing but padding.
     source: int64 [padded tokens], the input position of the micro-batch that lies there, -1 for padding.
     context, tensor: degrees of parallelism.
@@ -65,7 +65,9 @@ class Placement:
         return torch.where((source < 0).view(-1, *[1] * (taken.dim() - 1)), padding, taken)
 
 
-def place(cu_seqlens: Tensor, *, context: int = 1, tensor: int = 1, at_least: int = 0) -> Placement:
+def shard_layout(
+    cu_seqlens: Tensor, *, context: int = 1, tensor: int = 1, at_least: int = 0
+) -> SequenceSharding:
     """cu_seqlens: int32 [sequences + 1], of a micro-batch as it was packed. at_least: padded tokens."""
     unit = 2 * context if context > 1 else 1
     lengths = cu_seqlens.diff().long()
@@ -79,4 +81,4 @@ def place(cu_seqlens: Tensor, *, context: int = 1, tensor: int = 1, at_least: in
     shift = (bounds[: len(lengths)] - cu_seqlens[:-1]).repeat_interleave(lengths)
     tokens = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device)
     source[tokens + shift] = tokens
-    return Placement(bounds.int(), source, context, tensor)
+    return SequenceSharding(bounds.int(), source, context, tensor)
