@@ -136,7 +136,7 @@ def bench_logprobs(
 ) -> None:
     """The LM head's log-probabilities and entropies in chunks beside the plain computation: time and memory."""
     from megarl.bench.logprobs import bench_logprobs as measure
-    from megarl.training.run import DTYPES
+    from megarl.training.resolve import DTYPES
 
     if dtype not in DTYPES:
         raise UserError(f"--dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")

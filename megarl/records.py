@@ -10,7 +10,7 @@ mask is never set. A route trace has one row for each input position but the las
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -158,6 +158,7 @@ class MicroBatch:
     rows: int64 [sequences], each sequence's index among its batch's responses.
     columns: further per-token quantities by name, [tokens, ...] each: "engine_logprobs", "old_logprobs",
         "ref_logprobs", "values", "advantages", "returns", "weights". What belongs to a token travels with it.
+    routes: the experts to replay, or to compare with (see `megarl.routing.replay.Routes`); None = there are none.
     A micro-batch without sequences is a filler that keeps replicas in step; it carries one padding token.
     """
 
@@ -168,6 +169,7 @@ class MicroBatch:
     cu_seqlens: torch.Tensor
     rows: torch.Tensor
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    routes: Any = None
 
     def __post_init__(self) -> None:
         tokens = len(self.token_ids)
@@ -192,16 +194,22 @@ class MicroBatch:
         """The same micro-batch with these columns added, or exchanged."""
         return replace(self, columns={**self.columns, **columns})
 
+    def with_routes(self, routes: Any) -> MicroBatch:
+        """The same micro-batch with these routes."""
+        return replace(self, routes=routes)
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """One optimizer step's data on one data-parallel replica.
 
-    samples: the replica's responses; row i of every [responses] tensor belongs to samples[i].
+    samples: the replica's responses; row i of every [responses] tensor belongs to samples[i]. Empty where nothing was
+        sampled (demonstrations).
     rewards, greedy_rewards: float32 [responses], the latter of the greedy response to the same prompt; NaN = unscored
         or not asked for.
-    group_ids: int64 [responses].
+    group_ids: int64 [responses], unique over the rollout.
     micro_batches: every response in exactly one of them.
+    active_tokens: tokens that are trained on in the global batch, over all replicas; None until they are counted.
     """
 
     samples: tuple[Sample, ...]
@@ -209,20 +217,29 @@ class Batch:
     greedy_rewards: torch.Tensor
     group_ids: torch.Tensor
     micro_batches: tuple[MicroBatch, ...]
+    active_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        rows = (
-            torch.cat([m.rows for m in self.micro_batches])
-            if self.micro_batches
-            else torch.empty(0, dtype=torch.int64)
-        )
-        if sorted(rows.tolist()) != list(range(len(self.samples))):
-            raise ValueError(
-                f"batch: {len(self.samples)} responses, but the micro-batches hold rows {sorted(rows.tolist())}"
-            )
-        for name in ("rewards", "greedy_rewards", "group_ids"):
-            if getattr(self, name).shape != (len(self.samples),):
+        responses = len(self.group_ids)
+        rows = sorted(row for m in self.micro_batches for row in m.rows.tolist())
+        if rows != list(range(responses)):
+            raise ValueError(f"batch: {responses} responses, but the micro-batches hold rows {rows}")
+        if self.samples and len(self.samples) != responses:
+            raise ValueError(f"batch: {len(self.samples)} samples, but {responses} group ids")
+        for name in ("rewards", "greedy_rewards"):
+            if getattr(self, name).shape != (responses,):
                 raise ValueError(f"batch: {name} has shape {tuple(getattr(self, name).shape)}")
+
+    @classmethod
+    def of_sequences(cls, micro_batches: tuple[MicroBatch, ...]) -> Batch:
+        """Make a batch of sequences that nothing scored, each a group of its own."""
+        group_ids = torch.arange(sum(len(m.rows) for m in micro_batches))
+        nothing = torch.full((len(group_ids),), torch.nan)
+        return cls((), nothing, nothing, group_ids, micro_batches)
+
+    def with_micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Batch:
+        """The same batch with these micro-batches in place of its own, one for one."""
+        return replace(self, micro_batches=tuple(micro_batches))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ functions, and one table of recipes that combines them. Imports torch only. docs
 page."""
 
 from megarl.algorithms.advantages import advantage_metrics, compute_advantages, soft_overlong_penalty, whiten
+from megarl.algorithms.batches import add_token_weights, assign_advantages
 from megarl.algorithms.critic import value_loss
 from megarl.algorithms.describe import recipe_table, render_algorithms
 from megarl.algorithms.kl import kl_estimate
@@ -27,7 +28,9 @@ __all__ = [
     "Sources",
     "Totals",
     "active_tokens",
+    "add_token_weights",
     "advantage_metrics",
+    "assign_advantages",
     "average_steps",
     "combine",
     "compute_advantages",

@@ -57,11 +57,6 @@ def policy_loss(
     until the backward pass. Raises ValueError for a missing or misshapen argument.
     """
     responses = Responses.of(mask, cu_seqlens, reduce_sequence_sum)
-    by_response = len(advantages) in (0, len(responses.local))
-    if recipe.ratio == "sequence" and not by_response and not recipe.has_late_advantages:
-        raise ValueError(
-            f"{recipe.name}: a sequence ratio needs one advantage per response (or gspo_token's ratio)"
-        )
     logprobs = responses.clean(logprobs, "logprobs")
     weights = responses.clean(weights, "weights").detach()
     advantages = responses.per_token(advantages, "advantages").detach()

@@ -62,6 +62,17 @@ class Recipe:
                 raise UserError(f"algorithm {self.name!r}: {rule.reason}")
 
     @property
+    def needs(self) -> frozenset[str]:
+        found = {
+            "ref_logprobs": self.kl != "none",
+            "values": self.needs_critic,
+            "greedy_rewards": self.needs_greedy,
+            "engine_logprobs": self.needs_engine_logprobs,
+            "old_logprobs": self.has_reward_kl,
+        }
+        return frozenset(name for name, needed in found.items() if needed)
+
+    @property
     def needs_reference(self) -> bool:
         """A pass of the reference policy is needed."""
         return self.kl != "none"

@@ -26,7 +26,10 @@ from megarl.rollout.embedded import EmbeddedEngine
 from megarl.rollout.engine import GenerateRequest, SamplingParams, iterate
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RouteShape, check_trace, stale_rows
-from megarl.training.update import Updater, UpdateSettings, split
+from megarl.training.minibatches import make_minibatches
+from megarl.training.scoring import with_engine_routes
+from megarl.training.stages.stage import AuxiliaryModels
+from megarl.training.update import PolicyUpdate
 from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.exchange import load
 from megarl.weights.families import family_of
@@ -117,22 +120,23 @@ def _bench(size: StepSize, variants: Variants, folder: Path, turns: int) -> Step
 
     def step(old: str, routing: str) -> None:
         recipe = get_recipe("grpo", kl="none", old_logprobs=old, routing_replay=routing)
-        settings = UpdateSettings(
+        update = PolicyUpdate(
+            policy,
             recipe,
             Sources(old, routing),
-            size.minibatches,
-            1.0,
-            size.response_tokens,
-            size.micro_batch_tokens,
+            AuxiliaryModels(),
+            temperature=1.0,
+            max_new_tokens=size.response_tokens,
         )
-        store = None
+        budget = size.micro_batch_tokens
+        batches = make_minibatches(sampled, size.minibatches, policy, token_budget=budget, seed=0, step=0)
         if routing == "engine":  # checked and stored, as in training
             store = RouteStore()
             for sample in (s for g in sampled for s in g.samples):
                 trace = check_trace(sample, shape)
                 store.add(sample.sample_id, trace.experts, stale_rows(sample, trace))
-        batches = split(sampled, settings, policy, seed=0, step=0)
-        Updater(policy, settings).update(batches, store)
+            batches = with_engine_routes(batches, store, policy)
+        update.learn(update.score(batches))
 
     timings = in_turns({name: partial(step, *pair) for name, pair in variants.items()}, turns=turns)
     return StepBench(size, seconds, timings)

@@ -22,19 +22,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from megarl.errors import UserError
 from megarl.megatron.policy import Policy
-from megarl.megatron.writing import Writing
+from megarl.megatron.writing import CheckpointWrite
 
 SHARDING = "fully_reshardable"  # optimizer state by model parameter, whatever the layout
 
 
-def begin_checkpoint(folder: Path, policy: Policy, *, copied: bool) -> Writing:
-    """Plan this rank's part of a checkpoint in `folder`, which exists and is empty. Collective. See `Writing`."""
-    return Writing(folder, _sharded_state(policy, loading=False), copied=copied)
+def begin_checkpoint(folder: Path, policy: Policy, *, copied: bool) -> CheckpointWrite:
+    """Plan this rank's part of a checkpoint in `folder`, which exists and is empty. Collective."""
+    return CheckpointWrite(folder, _sharded_state(policy, loading=False), copied=copied)
 
 
-def begin_weights(folder: Path, chunks: Sequence[GPTModel], *, copied: bool) -> Writing:
+def begin_weights(folder: Path, chunks: Sequence[GPTModel], *, copied: bool) -> CheckpointWrite:
     """As `begin_checkpoint`, of the model weights alone."""
-    return Writing(folder, _sharded_weights(chunks, _metadata()), copied=copied)
+    return CheckpointWrite(folder, _sharded_weights(chunks, _metadata()), copied=copied)
 
 
 def save_checkpoint(folder: Path, policy: Policy) -> None:
@@ -50,7 +50,7 @@ def save_weights(folder: Path, chunks: Sequence[GPTModel]) -> None:
     _write(begin_weights(folder, chunks, copied=False))
 
 
-def _write(writing: Writing) -> None:
+def _write(writing: CheckpointWrite) -> None:
     writing.write()
     writing.finish()
 

@@ -37,8 +37,8 @@ class Critic(Policy):
                         tensor.copy_(theirs[name])
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """float32 [tokens] of every micro-batch by input position, on the CPU, without gradients; 0 where the mask is
-        not set. Collective, as `Policy.logprobs`."""
+        """Compute float32 [tokens] of every micro-batch by input position, on the CPU, without gradients; 0 where the
+        mask is not set. Collective, as `Policy.compute_logprobs`."""
         return [values for (values,) in self.evaluate(micro_batches)]
 
     def _head(
@@ -49,7 +49,7 @@ class Critic(Policy):
             # every tensor-parallel rank computes the same values, and so the same gradient
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         head = model.module.output_layer if hasattr(model, "module") else model.output_layer
-        here = sharding.local(self._context_rank)
+        here = self.shards.context_tokens(sharding)
         mask = sharding.take(micro_batch.mask, here, False)
         values = torch.where(mask, head.values(hidden), 0.0)
-        return self._by_input_position(values[:, None], sharding)
+        return self.shards.by_input_position(values[:, None], sharding)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -125,6 +125,19 @@ class Groups:
         tensor = torch.tensor(int(flag), device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
         return bool(tensor)
+
+    def on_main(self, action: Callable[[], T]) -> T | None:
+        """Do it on the main rank, which gets what it returns; its UserError is raised on every rank. Collective."""
+        done, problem = None, None
+        if self.is_main:
+            try:
+                done = action()
+            except UserError as error:
+                problem = (type(error), str(error))
+        if (problem := self.share_from_main(problem)) is not None:
+            kind, message = problem
+            raise kind(message)
+        return done
 
     def barrier(self) -> None:
         dist.barrier()

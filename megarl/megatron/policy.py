@@ -1,8 +1,8 @@
-"""The Megatron training step: packed micro-batches in, per-token log-probabilities to a loss, gradients summed,
-one optimizer step.
+"""The policy on this rank: packed micro-batches in, per-token log-probabilities to a loss, gradients summed, one
+optimizer step.
 
-The loss belongs to the caller: it is a function of one micro-batch's log-probabilities and entropies whose token
-weights were decided on the global batch. Nothing here divides: gradients are summed over micro-batches, data and
+The loss belongs to the caller: it is a function of one micro-batch and its log-probabilities and entropies, with token
+weights that were decided on the global batch. Nothing here divides: gradients are summed over micro-batches, data and
 context parallelism (see "Token weights" in the design).
 """
 
@@ -23,48 +23,27 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, clear_aux_losses_tracker
 from torch import Tensor
 
-from megarl.megatron.attention import PackedSequences, packed
 from megarl.megatron.groups import Groups
 from megarl.megatron.layout import Layout
 from megarl.megatron.logprobs import vocabulary_logprobs
 from megarl.megatron.model import Architecture, ModelSettings, build_model, head_weight, vocabulary_shard
+from megarl.megatron.optimizer import OptimizerSettings, apply_learning_rate, make_optimizer
 from megarl.megatron.platform import Platform
-from megarl.megatron.sharding import SequenceSharding, shard_layout
+from megarl.megatron.sharding import SequenceSharding
+from megarl.megatron.shards import RankShards
 from megarl.records import MicroBatch
 from megarl.routing.agreement import RoutingCounts, pack_counts, summed
-from megarl.routing.replay import LayerRoutes, Replay, Routes
+from megarl.routing.replay import Mode, Replay
 from megarl.routing.trace import LIVE
 
-# micro-batch number, what the head computes by input position (a policy's: log-probabilities [tokens], entropies
-# [tokens]; a critic's: values [tokens]) -> loss (scalar), anything to collect
+# A micro-batch on the device and what the head computes by input position (a policy's: log-probabilities [tokens],
+# entropies [tokens]; a critic's: values [tokens]) -> loss (scalar), anything to collect.
 LossFunction = Callable[..., tuple[Tensor, Any]]
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW with a warm-up and a decay of the learning rate, counted in optimizer steps.
-
-    schedule: "constant" | "linear" | "cosine" after the warm-up, down to min_lr at decay_steps.
-    """
-
-    lr: float
-    min_lr: float = 0.0
-    warmup_steps: int = 0
-    decay_steps: int = 1
-    schedule: str = "constant"
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    clip_grad: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +110,8 @@ class Policy:
         )
         self.replay = Replay(self.chunks, recomputed) if architecture.num_experts else None
         self.config.finalize_model_grads_func = _finalize_without_dividing
+        equal_shares = bool(architecture.num_experts) and self.config.moe_token_dispatcher_type == "allgather"
+        self.shards = RankShards(layout, platform, groups, equal_shares)
         self.optimizer: Any = None
         self.scheduler: Any = None
 
@@ -146,76 +127,44 @@ class Policy:
     # -- optimizer ------------------------------------------------------------------------------------------------
 
     def set_optimizer(self, settings: OptimizerSettings) -> None:
-        """A fresh optimizer and schedule (each training stage has its own); moments start at zero."""
+        """Set a fresh optimizer and schedule (each training stage has its own); moments start at zero."""
         for ddp in self.model:
             self.platform.prepare_parameters(ddp)
-        self.optimizer = get_megatron_optimizer(
-            OptimizerConfig(
-                optimizer="adam",
-                lr=settings.lr,
-                min_lr=settings.min_lr,
-                weight_decay=settings.weight_decay,
-                adam_beta1=settings.beta1,
-                adam_beta2=settings.beta2,
-                adam_eps=settings.eps,
-                clip_grad=settings.clip_grad,
-                bf16=self.settings.params_dtype == torch.bfloat16,
-                params_dtype=self.settings.params_dtype,
-                use_distributed_optimizer=self.distributed_optimizer,
-            ),
+        self.optimizer, self.scheduler = make_optimizer(
+            settings,
             self.model,
-        )
-        self.scheduler = OptimizerParamScheduler(
-            self.optimizer,
-            init_lr=0.0,
-            max_lr=settings.lr,
-            min_lr=settings.min_lr,
-            lr_warmup_steps=settings.warmup_steps,
-            lr_decay_steps=max(settings.decay_steps, settings.warmup_steps + 1),
-            lr_decay_style=settings.schedule,
-            start_wd=settings.weight_decay,
-            end_wd=settings.weight_decay,
-            wd_incr_steps=0,
-            wd_incr_style="constant",
-            override_opt_param_scheduler=True,  # on resume the config's word counts, not the checkpoint's
-            use_checkpoint_opt_param_scheduler=False,
+            params_dtype=self.settings.params_dtype,
+            distributed=self.distributed_optimizer,
         )
         self._optimizer_settings = settings
         self.config.grad_scale_func = self.optimizer.scale_loss
-        if settings.warmup_steps:
-            # megatron-core starts at init_lr = 0: the first step would change nothing
-            self.scheduler.step(1)
 
     def apply_learning_rate(self) -> None:
-        """After a checkpoint was loaded: the config's learning rate at the checkpoint's step."""
-        for group in self.optimizer.param_groups:
-            group["max_lr"] = self._optimizer_settings.lr
-            group["min_lr"] = self._optimizer_settings.min_lr
-        self.scheduler.step(0)
+        """Set the config's learning rate at the step of the checkpoint that was just loaded."""
+        apply_learning_rate(self._optimizer_settings, self.optimizer, self.scheduler)
 
     # -- passes ---------------------------------------------------------------------------------------------------
 
-    def logprobs(
+    def compute_logprobs(
         self,
         micro_batches: Sequence[MicroBatch],
         *,
         temperature: float = 1.0,
-        routes: Routes | None = None,
+        replay: Mode = "live",
         count_routes: bool = False,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Log-probabilities and entropies (float32 [tokens] each, on the CPU) of every micro-batch, without
-        gradients; on every rank of the replica. All replicas call it with equally many micro-batches. routes,
+        """Compute the log-probabilities and entropies (float32 [tokens] each, on the CPU) of every micro-batch, without
+        gradients; on every rank of the replica. All replicas call it with equally many micro-batches. replay,
         count_routes: as in `step`."""
-
-        with self._following(routes, len(micro_batches), force=True, backward=False, counted=count_routes):
+        with self._replaying(replay, len(micro_batches), backward=False, counted=count_routes):
             return self.evaluate(micro_batches, temperature=temperature)  # type: ignore[return-value]
 
     def evaluate(
         self, micro_batches: Sequence[MicroBatch], *, temperature: float = 1.0
     ) -> list[tuple[Tensor, ...]]:
-        """What the head computes for every micro-batch, on the CPU, without gradients; as `logprobs`."""
+        """Compute what the head gives for every micro-batch, on the CPU, without gradients; as `compute_logprobs`."""
 
-        def keep(number: int, *vectors: Tensor) -> tuple[Tensor, Any]:
+        def keep(micro_batch: MicroBatch, *vectors: Tensor) -> tuple[Tensor, Any]:
             return vectors[0].sum(), tuple(vector.cpu() for vector in vectors)
 
         for ddp in self.model:
@@ -232,21 +181,19 @@ class Policy:
         loss: LossFunction,
         *,
         temperature: float = 1.0,
-        routes: Routes | None = None,
-        force_routes: bool = True,
+        replay: Mode = "live",
         count_routes: bool = False,
     ) -> StepResult:
-        """Forward and backward over the micro-batches, then one optimizer step.
+        """Run forward and backward over the micro-batches, then one optimizer step.
 
-        All replicas call it with equally many micro-batches (filler ones make them equal). routes: to replay, or
-        without `force_routes` to compare with (see `routing.replay`). count_routes: for `routing_counts`.
+        All replicas call it with equally many micro-batches (filler ones make them equal). replay: whether routers
+        follow the micro-batches' routes ("replay"), are compared with them ("observe") or choose for themselves
+        ("live"), see `routing.replay`. count_routes: for `routing_counts`.
         """
         for ddp in self.model:
             ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
-        with self._following(
-            routes, len(micro_batches), force=force_routes, backward=True, counted=count_routes
-        ):
+        with self._replaying(replay, len(micro_batches), backward=True, counted=count_routes):
             collected = self._run(micro_batches, loss, temperature, forward_only=False)
         lr = float(self.optimizer.param_groups[0]["lr"])
         stepped, grad_norm, _ = self.optimizer.step()
@@ -261,25 +208,26 @@ class Policy:
         *,
         forward_only: bool,
     ) -> list[Any]:
-        sizes = self._common_sizes(micro_batches)
+        sizes = self.shards.least_sizes(micro_batches)
         balance = None if forward_only else self._balance_scale(micro_batches, sizes)
 
-        def numbered() -> Iterator[tuple[int, MicroBatch]]:
-            yield from enumerate(micro_batches)
+        def sized() -> Iterator[tuple[MicroBatch, int]]:
+            yield from zip(micro_batches, sizes, strict=True)
 
-        def forward_step(iterator: Iterator[tuple[int, MicroBatch]], model: Any) -> tuple[Tensor, Any]:
-            number, micro_batch = next(iterator)
+        def forward_step(iterator: Iterator[tuple[MicroBatch, int]], model: Any) -> tuple[Tensor, Any]:
+            micro_batch, size = next(iterator)
             micro_batch = self._on_device(micro_batch)
-            sharding = self._sharding(micro_batch, at_least=sizes[number])
-            here = sharding.local(self._context_rank)
+            sharding = self.shards.sharding(micro_batch, at_least=size)
             if self.replay is not None:
-                real = sharding.source[self._shard(sharding)] >= 0
-                self.replay.begin(self.model.index(model), number, real & bool(len(micro_batch.rows)))
+                routed = self.shards.router_tokens(sharding)
+                real = (sharding.source[routed] >= 0) & bool(len(micro_batch.rows))
+                take = partial(sharding.take, positions=routed, padding=LIVE)
+                self.replay.begin(self.model.index(model), micro_batch.routes, take, real)
             output = model(
-                sharding.take(micro_batch.token_ids, here)[None],
+                sharding.take(micro_batch.token_ids, self.shards.context_tokens(sharding))[None],
                 None,  # rotary embeddings know their positions from the sequences' bounds
                 None,
-                packed_seq_params=self._packed(sharding),
+                packed_seq_params=self.shards.attention_input(sharding),
             )
 
             if balance is not None:
@@ -287,14 +235,14 @@ class Policy:
 
             def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
                 vectors = self._head(model, hidden, micro_batch, sharding, temperature)
-                value, collected = loss(number, *vectors)
+                value, collected = loss(self._with_columns_on_device(micro_batch), *vectors)
                 return value, torch.ones((), dtype=torch.int, device=value.device), collected
 
             return output, loss_of
 
         return get_forward_backward_func()(  # type: ignore[no-any-return]
             forward_step_func=forward_step,
-            data_iterator=[numbered() for _ in self.model] if len(self.model) > 1 else numbered(),
+            data_iterator=[sized() for _ in self.model] if len(self.model) > 1 else sized(),
             model=self.model if len(self.model) > 1 else self.model[0],
             num_microbatches=len(micro_batches),
             seq_length=max((m.tokens for m in micro_batches), default=0),
@@ -303,48 +251,67 @@ class Policy:
         )
 
     def _balance_scale(self, micro_batches: Sequence[MicroBatch], sizes: Sequence[int]) -> Tensor | None:
-        """megarl's need: megatron-core multiplies an auxiliary loss by a rank's tokens and means to divide the gradient
-        by all tokens afterwards, which `_finalize_without_dividing` does not. None without such losses."""
+        """Give the factor that makes up for a division that never comes: megatron-core multiplies an auxiliary loss by
+        a rank's tokens and means to divide the gradient by all tokens afterwards, which `_finalize_without_dividing`
+        does not. None without such losses."""
         coefficient = self.config.moe_aux_loss_coeff
         used = any(coefficient) if isinstance(coefficient, list) else bool(coefficient)
         if not self.architecture.num_experts or not (used or self.config.moe_z_loss_coeff):
             return None
         clear_aux_losses_tracker()
-        own = sum(len(self._sharding(m, n).source) for m, n in zip(micro_batches, sizes, strict=True))
+        own = sum(len(self.shards.sharding(m, n).source) for m, n in zip(micro_batches, sizes, strict=True))
         tokens = torch.tensor(own / self.layout.tensor / self.layout.context, device=self.platform.device)
         return 1 / self.groups.sum_over_replicas(tokens)
 
+    def _on_device(self, micro_batch: MicroBatch) -> MicroBatch:
+        names = ("token_ids", "position_ids", "labels", "mask", "cu_seqlens")
+        device = self.platform.device
+        return replace(micro_batch, **{name: getattr(micro_batch, name).to(device) for name in names})
+
+    def _with_columns_on_device(self, micro_batch: MicroBatch) -> MicroBatch:
+        columns = {name: column.to(self.platform.device) for name, column in micro_batch.columns.items()}
+        return replace(micro_batch, columns=columns)
+
+    def _head(
+        self,
+        model: Any,
+        hidden: Tensor,
+        micro_batch: MicroBatch,
+        sharding: SequenceSharding,
+        temperature: float,
+    ) -> tuple[Tensor, ...]:
+        """[1, this rank's tokens, hidden] -> log-probabilities and entropies [tokens] by input position, exactly 0
+        where the mask is not set; whole on every rank, the gradient flowing into this rank's tokens."""
+        hidden = hidden.squeeze(0)
+        if self.layout.tensor > 1:
+            hidden = gather_from_sequence_parallel_region(hidden)
+        here = self.shards.context_tokens(sharding)
+        active = sharding.take(micro_batch.mask, here, False).nonzero().squeeze(1)
+        both = vocabulary_logprobs(
+            hidden[active],
+            head_weight(model.module if hasattr(model, "module") else model),
+            sharding.take(micro_batch.labels, here)[active],
+            vocabulary_shard(self.architecture, self.layout),
+            temperature=temperature,
+            chunk=self.logprob_chunk,
+            float32=self.settings.float32_lm_head,
+        )
+        everywhere = hidden.new_zeros(len(here), 2, dtype=torch.float32)
+        everywhere = everywhere.index_put((active,), torch.stack(both, dim=1))
+        return self.shards.by_input_position(everywhere, sharding)
+
     # -- routing --------------------------------------------------------------------------------------------------
 
-    def _following(
-        self, routes: Routes | None, count: int, *, force: bool, backward: bool, counted: bool
+    def _replaying(
+        self, mode: Mode, count: int, *, backward: bool, counted: bool
     ) -> AbstractContextManager[None]:
-        if routes is None:
+        if mode == "live":
             return nullcontext()
         assert self.replay is not None, "a dense model has no routes"
-        return self.replay.following(routes, count, force=force, backward=backward, counted=counted)
-
-    def local_routes(
-        self, micro_batches: Sequence[MicroBatch], packed_routes: Callable[[int], Tensor]
-    ) -> Routes:
-        """Routes as routers want them, of routes by input position. Collective.
-
-        packed_routes: micro-batch number -> int16 [tokens, this rank's MoE layers in model order, top_k].
-        """
-        assert self.replay is not None
-        sizes = self._common_sizes(micro_batches)
-        layers = self.replay.layers
-
-        def routes(number: int) -> LayerRoutes:
-            sharding = self._sharding(micro_batches[number], at_least=sizes[number])
-            mine = self._shard(sharding)
-            columns = iter(sharding.take(packed_routes(number), mine, LIVE).unbind(1))
-            return [[next(columns) for _ in chunk] for chunk in layers]
-
-        return routes
+        return self.replay.replaying(mode, count, backward=backward, counted=counted)
 
     def routing_counts(self) -> RoutingCounts:
-        """Of the last pass, if it counted them, summed over all ranks. Collective."""
+        """Sum up, over all ranks, the counts of the last pass that counted them. Collective."""
         assert self.replay is not None
         layers, experts = self.architecture.moe_layers, self.architecture.num_experts
         known = self._changed_tokens(self.replay.take_rows())
@@ -367,79 +334,3 @@ class Policy:
             both += rows
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=stages)
         return both.sum(1).double() * parallel_state.is_pipeline_first_stage(ignore_virtual=True)
-
-    def _sharding(self, micro_batch: MicroBatch, at_least: int = 0) -> SequenceSharding:
-        layout = self.layout
-        return shard_layout(
-            micro_batch.cu_seqlens, context=layout.context, tensor=layout.tensor, at_least=at_least
-        )
-
-    def _shard(self, sharding: SequenceSharding) -> Tensor:
-        """Which padded positions this rank's routers see."""
-        return sharding.shard(self._context_rank, parallel_state.get_tensor_model_parallel_rank())
-
-    def _common_sizes(self, micro_batches: Sequence[MicroBatch]) -> list[int]:
-        """Padded tokens that each micro-batch must have at least: those of the largest replica where the token
-        dispatcher gathers equal shares from all experts' ranks, else 0."""
-        if self.config.moe_token_dispatcher_type != "allgather" or not self.architecture.num_experts:
-            return [0] * len(micro_batches)
-        sizes = torch.tensor(
-            [len(self._sharding(m).source) for m in micro_batches], device=self.platform.device
-        )
-        dist.all_reduce(sizes, op=dist.ReduceOp.MAX, group=self.groups.peers_group)
-        return sizes.tolist()  # type: ignore[no-any-return]
-
-    @property
-    def _context_group(self) -> dist.ProcessGroup | None:
-        return parallel_state.get_context_parallel_group() if self.layout.context > 1 else None
-
-    @property
-    def _context_rank(self) -> int:
-        return parallel_state.get_context_parallel_rank()
-
-    def _packed(self, sharding: SequenceSharding) -> PackedSeqParams:
-        if self.platform.transformer_engine:
-            return PackedSeqParams(**packed(sharding))
-        return PackedSequences.make(sharding, self._context_group)
-
-    def _on_device(self, micro_batch: MicroBatch) -> MicroBatch:
-        names = ("token_ids", "position_ids", "labels", "mask", "cu_seqlens")
-        device = self.platform.device
-        return replace(micro_batch, **{name: getattr(micro_batch, name).to(device) for name in names})
-
-    def _head(
-        self,
-        model: Any,
-        hidden: Tensor,
-        micro_batch: MicroBatch,
-        sharding: SequenceSharding,
-        temperature: float,
-    ) -> tuple[Tensor, ...]:
-        """[1, this rank's tokens, hidden] -> log-probabilities and entropies [tokens] by input position, exactly 0
-        where the mask is not set; whole on every rank, the gradient flowing into this rank's tokens."""
-        hidden = hidden.squeeze(0)
-        if self.layout.tensor > 1:
-            hidden = gather_from_sequence_parallel_region(hidden)
-        here = sharding.local(self._context_rank)
-        active = sharding.take(micro_batch.mask, here, False).nonzero().squeeze(1)
-        both = vocabulary_logprobs(
-            hidden[active],
-            head_weight(model.module if hasattr(model, "module") else model),
-            sharding.take(micro_batch.labels, here)[active],
-            vocabulary_shard(self.architecture, self.layout),
-            temperature=temperature,
-            chunk=self.logprob_chunk,
-            float32=self.settings.float32_lm_head,
-        )
-        everywhere = hidden.new_zeros(len(here), 2, dtype=torch.float32)
-        everywhere = everywhere.index_put((active,), torch.stack(both, dim=1))
-        return self._by_input_position(everywhere, sharding)
-
-    def _by_input_position(self, here: Tensor, sharding: SequenceSharding) -> tuple[Tensor, ...]:
-        """This rank's [tokens here, n] -> n vectors [tokens]."""
-        if self._context_group is not None:
-            # every context rank computes the same loss from all tokens and keeps its own tokens' gradient
-            here = gather_from_sequence_parallel_region(
-                here, tensor_parallel_output_grad=False, group=self._context_group
-            )
-        return here[sharding.restore].unbind(1)

@@ -33,10 +33,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 
 class CheckpointFailed(OSError):
-    """Writing failed for a reason outside the program: no space, no permission."""
+    """CheckpointWrite failed for a reason outside the program: no space, no permission."""
 
 
-class Writing:
+class CheckpointWrite:
     """This rank's part of a checkpoint in `folder`, which exists and is empty. Made by all ranks together.
 
     state: megatron-core's sharded state. copied: write from copies on the host, made now, so that training may change

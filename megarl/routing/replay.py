@@ -20,10 +20,25 @@ from torch import Tensor
 
 from megarl.routing.trace import LIVE, RoutingError
 
-# [chunk][layer]: [this rank's tokens, top_k], an expert's number or LIVE
-LayerRoutes = list[list[Tensor]]
-Routes = Callable[[int], LayerRoutes]
 Mode = Literal["live", "record", "observe", "replay"]
+
+
+@dataclass(frozen=True)
+class RecordedRoutes:
+    """What this rank's routers chose for one micro-batch. layers: [chunk][layer], [this rank's tokens, top_k]."""
+
+    layers: list[list[Tensor]]
+
+
+@dataclass(frozen=True)
+class GivenRoutes:
+    """Routes of one micro-batch by input position. load: gives int16 [tokens, this rank's MoE layers in model order,
+    top_k], an expert's number or LIVE; called when the micro-batch's forward pass begins."""
+
+    load: Callable[[], Tensor]
+
+
+Routes = RecordedRoutes | GivenRoutes
 
 
 @dataclass
@@ -165,31 +180,29 @@ class Replay:
         return [router for chunk in self.routers for router in chunk]
 
     @contextmanager
-    def recording(self) -> Iterator[list[LayerRoutes]]:
-        """Routers choose for themselves and what they chose is kept. Yields a list that, after the block, holds the
+    def recording(self) -> Iterator[list[RecordedRoutes]]:
+        """Let routers choose for themselves and keep what they chose. Yields a list that, after the block, holds the
         routes of each micro-batch in turn."""
         with self._mode("record"):
-            kept: list[LayerRoutes] = []
+            kept: list[RecordedRoutes] = []
             yield kept
             calls = {len(router.records) for router in self._all()}
             if len(calls) > 1:
                 raise RoutingError(f"routers were called {sorted(calls)} times in one recording")
             for n in range(calls.pop() if calls else 0):
-                kept.append([[router.records[n] for router in chunk] for chunk in self.routers])
+                layers = [[router.records[n] for router in chunk] for chunk in self.routers]
+                kept.append(RecordedRoutes(layers))
 
     @contextmanager
-    def following(
-        self, routes: Routes, count: int, *, force: bool, backward: bool, counted: bool = False
-    ) -> Iterator[None]:
-        """Routers follow (or, without `force`, are only compared with) the routes of `count` micro-batches. At the end
-        every route has been used exactly once in forward, and once more where it is recomputed in backward; else
-        RoutingError names the layer.
+    def replaying(self, mode: Mode, count: int, *, backward: bool, counted: bool = False) -> Iterator[None]:
+        """Let routers follow (`replay`), or only be compared with (`observe`), the routes of `count` micro-batches. At
+        the end every route has been used exactly once in forward, and once more where it is recomputed in backward;
+        else RoutingError names the layer.
 
-        routes: the routes of a micro-batch by its number, asked for when its forward pass begins. counted: how live
-        routing differs, and how the experts are used, is counted for `take_counts`.
+        counted: how live routing differs, and how the experts are used, is counted for `take_counts`.
         """
-        with self._mode("replay" if force else "observe", counted):
-            self._routes, self._expected = routes, (count, count if backward and self.recomputed else 0)
+        with self._mode(mode, counted):
+            self._expected = (count, count if backward and self.recomputed else 0)
             yield
             for router in self._all():
                 if (used := (router.forwards, router.recomputes)) != self._expected:
@@ -213,14 +226,30 @@ class Replay:
                 router.replay_backward_list.clear()
                 router.records = []
 
-    def begin(self, chunk: int, micro_batch: int, real: Tensor) -> None:
-        """Before a chunk's forward pass on a micro-batch. real: bool [this rank's tokens], False for padding."""
+    def begin(
+        self, chunk: int, routes: Routes | None, take: Callable[[Tensor], Tensor], real: Tensor
+    ) -> None:
+        """Hand a chunk's routers their routes before its forward pass on a micro-batch.
+
+        take: [tokens, ...] by input position -> [this rank's tokens, ...]. real: bool [this rank's tokens], False for
+        padding.
+        """
         if not self.routers[chunk] or self.routers[chunk][0].mode not in ("replay", "observe"):
             return
-        for router, target in zip(self.routers[chunk], self._routes(micro_batch)[chunk], strict=True):
+        for router, target in zip(self.routers[chunk], self._targets(chunk, routes, take), strict=True):
             router.target_topk_idx, router.real = target, real
             if self._expected[1]:
                 router.replay_backward_list.append(target)
+
+    def _targets(
+        self, chunk: int, routes: Routes | None, take: Callable[[Tensor], Tensor]
+    ) -> Sequence[Tensor]:
+        if routes is None:
+            raise RoutingError("a micro-batch has no routes to replay")
+        if isinstance(routes, RecordedRoutes):
+            return routes.layers[chunk]
+        first = sum(map(len, self.routers[:chunk]))
+        return take(routes.load()).unbind(1)[first : first + len(self.routers[chunk])]
 
     def take_counts(self) -> dict[int, LayerCounts]:
         """By layer, since the last pass began; empty where nothing was counted."""

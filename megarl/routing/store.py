@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megarl.records import MicroBatch, Sample
 from megarl.routing.trace import LIVE, RoutingError, pack_routes
 
 
@@ -53,13 +52,13 @@ class RouteStore:
         self._file.flush()
         return np.memmap(self._file, dtype=experts.dtype, mode="r", offset=offset, shape=experts.shape)
 
-    def packed(self, micro_batch: MicroBatch, samples: Sequence[Sample], shape: tuple[int, int]) -> Tensor:
-        """int16 [tokens, layers, top_k] by input position of the micro-batch; LIVE where there is nothing to replay:
-        a response's last token, stale rows, a filler. shape: (layers, top_k)."""
-        rows = micro_batch.rows.tolist()
-        if not rows:
-            return torch.full((micro_batch.tokens, *shape), LIVE, dtype=torch.int16)
-        return pack_routes([self._whole(samples[row].sample_id) for row in rows])
+    def packed(self, sample_ids: Sequence[str], shape: tuple[int, int]) -> Tensor:
+        """Return int16 [tokens, layers, top_k] by input position of these samples packed end to end; LIVE where there
+        is nothing to replay: a response's last token, stale rows, the one token of a filler (no samples). shape:
+        (layers, top_k)."""
+        if not sample_ids:
+            return torch.full((1, *shape), LIVE, dtype=torch.int16)
+        return pack_routes([self._whole(name) for name in sample_ids])
 
     def _whole(self, sample_id: str) -> np.ndarray:
         experts, stale = self._kept[sample_id]

@@ -13,7 +13,7 @@ from megarl.weights.mapping import NameMap
 
 
 @dataclass(frozen=True)
-class Seat:
+class EngineHandle:
     """This rank's place at the engines: an engine on replica leaders, None elsewhere.
 
     owns: this rank syncs the engine (several replicas may share a server; one of them owns it).
@@ -22,12 +22,18 @@ class Seat:
     engine: Engine | None
     owns: bool
 
+    @property
+    def client(self) -> Engine:
+        """The engine of a replica's leader, which alone samples."""
+        assert self.engine is not None, "only replica leaders sample"
+        return self.engine
+
     def close(self) -> None:
         if self.engine is not None:
             self.engine.close()
 
 
-def take_seat(groups: Groups, make: Callable[[Sequence[str]], Engine], *, shared: bool) -> Seat:
+def connect_engine(groups: Groups, make: Callable[[Sequence[str]], Engine], *, shared: bool) -> EngineHandle:
     """Make and start this rank's engine. Collective.
 
     make(urls): an engine; with URLs, a client of servers that another replica's engine manages. shared: the first
@@ -54,14 +60,14 @@ def take_seat(groups: Groups, make: Callable[[Sequence[str]], Engine], *, shared
     if groups.is_leader and not owns:
         engine = make(told[0][0])
         engine.start()
-    return Seat(engine, owns)
+    return EngineHandle(engine, owns)
 
 
 class SyncFailed(RuntimeError):
     """An engine holds other weights than were sent to it."""
 
 
-def sync(seat: Seat, name_map: NameMap, groups: Groups, version: int) -> dict[str, float]:
+def sync_weights(seat: EngineHandle, name_map: NameMap, groups: Groups, version: int) -> dict[str, float]:
     """Give the engines the trainer's weights as `version`, and prove that they hold them. Collective.
 
     Pause, flush, stream, fingerprint, resume; resumed whatever happens. Returns metrics. Raises SyncFailed naming

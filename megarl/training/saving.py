@@ -16,9 +16,10 @@ from pathlib import Path
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import begin_checkpoint, begin_weights
 from megarl.megatron.groups import Groups
-from megarl.megatron.writing import CheckpointFailed, Writing
+from megarl.megatron.writing import CheckpointFailed, CheckpointWrite
 from megarl.monitor.tell import tell
 from megarl.training.run import Run
+from megarl.training.stages.stage import AuxiliaryModels
 from megarl.training.state import (
     CRITIC,
     MANIFEST,
@@ -26,9 +27,9 @@ from megarl.training.state import (
     STATE,
     WRITING,
     RunState,
+    checkpoints_folder,
     fingerprint,
     finished_checkpoints,
-    folder_of,
 )
 
 
@@ -42,7 +43,7 @@ class PendingCheckpoint:
     scratch: Path
     final: Path
     state: str
-    parts: list[Writing] = field(default_factory=list)
+    parts: list[CheckpointWrite] = field(default_factory=list)
     entries: dict[str, list[int]] = field(default_factory=dict)
     problem: tuple[int, str] | None = None
 
@@ -87,29 +88,32 @@ class Saver:
     """Writes a run's checkpoints.
 
     Behind the training, a checkpoint is copied to the host and written by a thread while steps go on; at most one is on
-    its way. Whatever needs other ranks happens in `save`, `look` and `finish`, which all ranks call at the same steps.
+    its way. Whatever needs other ranks happens in `save`, `poll` and `finish`, which all ranks call at the same steps.
     """
 
     def __init__(self, run: Run) -> None:
-        mode = run.config.checkpoint.asynchronous
-        self._run = run
+        settings = run.plan.config.checkpoint
+        self._groups, self._policy = run.groups, run.policy
+        self._folder, self._keep = checkpoints_folder(run.plan.folder), settings.keep
+        mode = settings.asynchronous
         self._behind = mode == "on" or (mode == "auto" and run.policy.platform.kind == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._on_its_way: tuple[PendingCheckpoint, Future[None]] | None = None
 
-    def save(self, state: RunState, *, last: bool = False) -> None:
-        """Save the run as it is now, after the checkpoint on its way is complete. Collective.
+    def save(self, state: RunState, models: AuxiliaryModels, *, last: bool = False) -> None:
+        """Save the run as it is now, after the checkpoint on its way is complete. Collective. models: beside the
+        policy.
 
         Where the disk refuses, the run goes on, everything saved before is untouched, and a warning says so. `last`:
         wait for it to be written, and then it is a UserError instead, since there is no later attempt.
         """
         self.finish()
         behind = self._behind and not last
-        final = folder_of(self._run) / f"step_{self._number(state):06d}"
+        final = self._folder / f"step_{state.global_step:06d}"
         text = json.dumps(asdict(state), indent=1, sort_keys=True)
         checkpoint = PendingCheckpoint(final.with_name(final.name + WRITING), final, text)
         try:
-            self._begin(checkpoint, copied=behind)
+            self._begin(checkpoint, models, copied=behind)
         except CheckpointFailed as error:
             self._give_up(checkpoint, error, last=last)
             return
@@ -119,9 +123,9 @@ class Saver:
             checkpoint.write()
             self._complete(checkpoint, last=last)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Complete the checkpoint on its way if every rank has written it. Collective; never waits for a disk."""
-        if self._on_its_way and self._run.groups.everyone(self._on_its_way[1].done()):
+        if self._on_its_way and self._groups.everyone(self._on_its_way[1].done()):
             self.finish()
 
     def finish(self) -> None:
@@ -135,30 +139,27 @@ class Saver:
         """Wait for this rank's files, without the other ranks: what is not complete by now is passed over later."""
         self._thread.shutdown()
 
-    def _number(self, state: RunState) -> int:
-        return state.step + (self._run.config.sft.steps if state.stage == "rl" else 0)
-
-    def _begin(self, checkpoint: PendingCheckpoint, *, copied: bool) -> None:
-        run, scratch, parts = self._run, checkpoint.scratch, checkpoint.parts
-        _make(run.groups, scratch)
-        parts.append(begin_checkpoint(scratch, run.policy, copied=copied))
-        if run.extras.reference is not None:
-            _make(run.groups, scratch / REFERENCE)
-            with run.extras.reference.in_place():  # the policy is back before anything is written
-                parts.append(begin_weights(scratch / REFERENCE, run.policy.chunks, copied=True))
-        if run.extras.critic is not None:
-            _make(run.groups, scratch / CRITIC)
-            parts.append(begin_checkpoint(scratch / CRITIC, run.extras.critic, copied=copied))
+    def _begin(self, checkpoint: PendingCheckpoint, models: AuxiliaryModels, *, copied: bool) -> None:
+        policy, scratch, parts = self._policy, checkpoint.scratch, checkpoint.parts
+        _make(self._groups, scratch)
+        parts.append(begin_checkpoint(scratch, policy, copied=copied))
+        if models.reference is not None:
+            _make(self._groups, scratch / REFERENCE)
+            with models.reference.in_place():  # the policy is back before anything is written
+                parts.append(begin_weights(scratch / REFERENCE, policy.chunks, copied=True))
+        if models.critic is not None:
+            _make(self._groups, scratch / CRITIC)
+            parts.append(begin_checkpoint(scratch / CRITIC, models.critic, copied=copied))
 
     def _complete(self, checkpoint: PendingCheckpoint, *, last: bool) -> None:
         try:
-            checkpoint.complete(self._run.groups, self._run.config.checkpoint.keep)
+            checkpoint.complete(self._groups, self._keep)
         except CheckpointFailed as error:
             self._give_up(checkpoint, error, last=last)
 
     def _give_up(self, checkpoint: PendingCheckpoint, error: CheckpointFailed, *, last: bool) -> None:
         """Tell of it; collective, since every rank has met it."""
-        final, is_main = checkpoint.final, self._run.groups.is_main
+        final, is_main = checkpoint.final, self._groups.is_main
         if is_main:
             shutil.rmtree(checkpoint.scratch, ignore_errors=True)
         message = f"{final}: the checkpoint could not be written ({error.strerror}); earlier checkpoints are untouched"

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_checkpoint, load_weights
 from megarl.monitor.tell import tell
+from megarl.training.resolve import Plan
 from megarl.training.run import Run
+from megarl.training.stages.stage import Stage
 
 MANIFEST, STATE, WRITING = "manifest.json", "state.json", ".writing"
+FORMAT = 2
 HOW_IT_RUNS = {"recompute", "float32_lm_head", "load_balancing", "load_balancing_rate"}  # free to change
 REFERENCE, CRITIC = "reference", "critic"
 
@@ -28,27 +31,60 @@ REFERENCE, CRITIC = "reference", "critic"
 class RunState:
     """Where a run stands, beside its tensors.
 
-    stage: "sft" | "rl"; step: steps of that stage that are done; stream: the prompt stream's state; before, after:
-    the evaluations that the final table shows; seconds: time by phase; score: what "best" compares (held-out
-    accuracy), None where it was not evaluated; model: the config's model part; alarms: how long each has held;
-    demonstrations: what the cold start learns from.
+    stage, step: the stage's name, and how many of its steps are done. global_step: the whole run's steps that are done.
+    policy_version: of the weights that the engine holds. model: the config's model part. source: where the stage's
+    source of batches stands. alarms: how long each has held. before, after: the evaluations that the final table shows.
+    seconds: time by phase. score: what "best" compares (held-out accuracy), None where it was not evaluated.
     """
 
     stage: str
     step: int
-    stream: Mapping[str, Any]
+    global_step: int
+    policy_version: int
     model: Mapping[str, Any]
+    source: Mapping[str, Any] = field(default_factory=dict)
     alarms: Mapping[str, int] = field(default_factory=dict)
-    demonstrations: str = ""
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     score: float | None = None
+    format: int = FORMAT
+
+    @classmethod
+    def at_start(cls, plan: Plan) -> RunState:
+        """The state before the first step of the first stage."""
+        return cls(plan.stages[0].name, 0, 0, 0, plan.config.model.model_dump(mode="json"))
+
+    def after_step(self, stage: Stage) -> RunState:
+        """The state when one more step of the stage is done."""
+        return replace(
+            self,
+            step=self.step + 1,
+            global_step=self.global_step + 1,
+            policy_version=self.policy_version + stage.syncs_engine,
+        )
+
+    def with_parts_of(self, run: Run, stage: Stage) -> RunState:
+        """The state with where the stage's source, the alarms and the clock stand now."""
+        return replace(
+            self,
+            source=stage.source.state_dict(),
+            alarms=run.watch.state(),
+            seconds=dict(run.clock.total),
+        )
 
 
-def folder_of(run: Run) -> Path:
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """A checkpoint that is whole, and the state that it was saved in."""
+
+    path: Path
+    state: RunState
+
+
+def checkpoints_folder(run_folder: Path) -> Path:
     """Where a run's checkpoints lie."""
-    return run.folder / "checkpoints"
+    return run_folder / "checkpoints"
 
 
 def finished_checkpoints(folder: Path) -> list[Path]:
@@ -65,49 +101,56 @@ def fingerprint(path: Path) -> list[int]:
     return [size, crc]
 
 
-def resume(run: Run, set_optimizer: Callable[[str], None]) -> RunState | None:
-    """Load the newest good checkpoint of the run folder: tensors into the trainer, state returned. Collective.
+def find_checkpoint(run: Run) -> FoundCheckpoint | None:
+    """Find the newest good checkpoint of the run folder; None when there is none. Collective.
 
-    None when there is none. Damaged ones are named and passed over. set_optimizer: gives the trainer the optimizer of
-    a stage, before its moments are read. Raises UserError when the checkpoint is of another model, cold start or data.
+    Damaged ones are named and passed over. Raises UserError when the checkpoint is of another model or other stages.
     """
     for path in _candidates(run):
         if (problem := _damage(run, path)) is None:
-            state = RunState(**json.loads((path / STATE).read_text()))
-            _same_start(run, state, path)
-            set_optimizer(state.stage)
-            load_checkpoint(path, run.policy)
-            if state.stage == "rl":
-                _load_extras(run, path)
-            run.stream.load_state_dict(state.stream)
-            run.watch.restore(state.alarms)
-            run.clock.total.update(state.seconds)
-            if run.groups.is_main:
-                tell(f"Resuming from {path}")
-            return state
+            saved = json.loads((path / STATE).read_text())
+            if saved.get("format") != FORMAT:
+                raise UserError(
+                    f"{path}: saved by another version of megarl: go on with that version, or start a new run with "
+                    "another name"
+                )
+            state = RunState(**saved)
+            _refuse_other_start(run, state, path)
+            return FoundCheckpoint(path, state)
         if run.groups.is_main:
             tell(f"warning: {path} is damaged ({problem}); using the checkpoint before it")
     return None
 
 
-def _load_extras(run: Run, path: Path) -> None:
-    """The reference and the critic that the algorithm needs. Raises UserError for a checkpoint that lacks them."""
-    run.make_extras()
-    for needed, name in ((run.extras.reference, REFERENCE), (run.extras.critic, CRITIC)):
+def load_found(run: Run, stage: Stage, found: FoundCheckpoint) -> None:
+    """Go on from a checkpoint: its tensors into the policy and the models beside it, its state into the stage's source,
+    the alarms and the clock. Collective. Raises UserError for a checkpoint that lacks a model, and for other data."""
+    path, state = found.path, found.state
+    stage.prepare()
+    load_checkpoint(path, run.policy)
+    for needed, name in ((stage.models.reference, REFERENCE), (stage.models.critic, CRITIC)):
         if needed is not None and not (path / name).is_dir():
             raise UserError(
-                f"{path}: saved by an algorithm without a {name}, which {run.recipe.name!r} needs: start a new run "
-                "from its Hugging Face checkpoint, or go on with the algorithm it was saved with"
+                f"{path}: saved by an algorithm without a {name}, which {run.plan.recipe.name!r} needs: start a new "
+                "run from its Hugging Face checkpoint, or go on with the algorithm it was saved with"
             )
-    if run.extras.reference is not None:
-        with run.extras.reference.in_place():
+    if stage.models.reference is not None:
+        with stage.models.reference.in_place():
             load_weights(path / REFERENCE, run.policy.chunks)
-    if run.extras.critic is not None:
-        load_checkpoint(path / CRITIC, run.extras.critic)
+    if stage.models.critic is not None:
+        load_checkpoint(path / CRITIC, stage.models.critic)
+    try:
+        stage.source.load_state_dict(state.source)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    run.watch.restore(state.alarms)
+    run.clock.total.update(state.seconds)
+    if run.groups.is_main:
+        tell(f"Resuming from {path}")
 
 
 def _candidates(run: Run) -> list[Path]:
-    return run.groups.share_from_main(finished_checkpoints(folder_of(run))[::-1])
+    return run.groups.share_from_main(finished_checkpoints(checkpoints_folder(run.plan.folder))[::-1])
 
 
 def _damage(run: Run, path: Path) -> str | None:
@@ -135,8 +178,9 @@ def _damaged_files(path: Path, entries: list[tuple[str, list[int]]]) -> Iterator
             yield f"{name} has other contents than were written"
 
 
-def _same_start(run: Run, state: RunState, path: Path) -> None:
-    then, now = dict(state.model), run.config.model.model_dump(mode="json")
+def _refuse_other_start(run: Run, state: RunState, path: Path) -> None:
+    """Raises UserError where a checkpoint is of another model, or of a run with other stages before it."""
+    then, now = dict(state.model), run.plan.config.model.model_dump(mode="json")
     computed = run.policy.architecture.transformer  # what else model.transformer says is how the model runs
     for part in (then, now):
         part["transformer"] = {k: v for k, v in (part.get("transformer") or {}).items() if k in computed}
@@ -146,15 +190,14 @@ def _same_start(run: Run, state: RunState, path: Path) -> None:
                 f"{path}: saved with model.{key}={then[key]!r}, the config says {now[key]!r}: restore it, "
                 "or start a new run with another name"
             )
-    cold = int(path.name.removeprefix("step_")) - state.step
-    if state.stage == "rl" and cold != run.config.sft.steps:
+    first = {stage.name: stage.first for stage in run.plan.stages}
+    if state.stage not in first:
         raise UserError(
-            f"{path}: saved after a cold start of {cold} steps, the config says sft.steps={run.config.sft.steps}: "
-            "restore it, or start a new run with another name"
+            f"{path}: saved in the stage {state.stage!r}, which the config does not have now: restore it, or start a "
+            "new run with another name"
         )
-    demonstrations = run.demonstrations.identity
-    if state.stage == "sft" and state.demonstrations != demonstrations:
+    if (before := state.global_step - state.step) != first[state.stage]:
         raise UserError(
-            f"{path}: its cold start learned from other demonstrations ({state.demonstrations}) than those of now "
-            f"({demonstrations}): restore them, or start a new run with another name"
+            f"{path}: saved after a cold start of {before} steps, the config says sft.steps={first[state.stage]}: "
+            "restore it, or start a new run with another name"
         )

@@ -1,474 +1,95 @@
-"""Learning from one rollout: passes over it, advantages, the policy loss, optimizer steps; a critic beside it."""
+"""Everything between a rollout and the weight sync: passes over it, advantages, token weights, optimizer steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from megarl.algorithms import (
-    Recipe,
-    average_steps,
-    combine,
-    compute_advantages,
-    finalize,
-    local_totals,
-    mismatch_metrics,
-    policy_loss,
-    reduce_metrics,
-    token_advantages,
-    token_weights,
-    value_loss,
-)
-from megarl.algorithms.metrics import Metric, Metrics
-from megarl.algorithms.recipe import Sources
-from megarl.data.packing import make_micro_batches, micro_batch_count, scatter_response
-from megarl.megatron.critic import Critic
-from megarl.megatron.policy import LossFunction, Policy, StepResult
-from megarl.megatron.reference import ReferencePolicy
-from megarl.records import Batch, Group, MicroBatch, Sample
-from megarl.rollout.sampling import draw_seed
-from megarl.routing.agreement import RoutingCounts, routing_metrics
-from megarl.routing.replay import LayerRoutes, Routes
-from megarl.routing.store import RouteStore
-
-AUDITED = ("audit/abs_diff_mean", "audit/abs_diff_max", "audit/k3", "audit/ratio_outside", "audit/tokens")
-
-# [mini-batch][micro-batch]: one vector each
-Vectors = list[list[Tensor]]
+from megarl.algorithms import Recipe, Sources, add_token_weights, assign_advantages
+from megarl.megatron.policy import Policy
+from megarl.records import Batch
+from megarl.routing.agreement import routing_metrics
+from megarl.routing.replay import Mode
+from megarl.training.learning import Learned, learn
+from megarl.training.objectives.policy_gradient import PolicyGradient, ValueRegression
+from megarl.training.scoring import with_old_logprobs, with_ref_logprobs, with_values
+from megarl.training.stages.stage import AuxiliaryModels
 
 
-@dataclass(frozen=True)
-class UpdateSettings:
-    """recipe, and where its old log-probabilities come from; minibatches: optimizer steps per rollout;
-    temperature: of sampling; max_new_tokens: the generation budget; micro_batch_tokens: packing."""
+class PolicyUpdate:
+    """The update of a policy, and of the critic beside it, by a rollout.
 
-    recipe: Recipe
-    sources: Sources
-    minibatches: int
-    temperature: float
-    max_new_tokens: int
-    micro_batch_tokens: int
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """What was computed over the rollout before its first optimizer step; None where nothing needs it.
-
-    routes: recorded by the old pass, [mini-batch][micro-batch].
-    """
-
-    old: Vectors | None
-    reference: Vectors | None
-    values: Vectors | None
-    routes: list[list[LayerRoutes]] | None
-
-
-def split(
-    groups: Sequence[Group], settings: UpdateSettings, policy: Policy, *, seed: int, step: int
-) -> list[Batch]:
-    """The kept groups' responses as mini-batches of whole groups where they suffice, in an order of this step's own;
-    every replica gets equally many micro-batches in each. Unscored responses are masked."""
-    kept = [g for g in groups if g.dropped is None]
-    samples = [_masked_if_unscored(s) for g in kept for s in g.samples]
-    group_ids = np.array([n for n, g in enumerate(kept) for _ in g.samples], dtype=np.int64)
-    greedy = [g.greedy_reward for g in kept for _ in g.samples]
-    order = np.random.default_rng(draw_seed(seed, "minibatches", step)).permutation(len(kept))
-    place = np.argsort(order)
-    rows = sorted(range(len(samples)), key=lambda n: (place[group_ids[n]], n))
-    return [
-        _batch([samples[n] for n in part], [greedy[n] for n in part], group_ids[part], settings, policy)
-        for part in np.array_split(np.array(rows, dtype=np.int64), settings.minibatches)
-    ]
-
-
-def draw_audit(
-    batches: Sequence[Batch],
-    settings: UpdateSettings,
-    policy: Policy,
-    *,
-    responses: int,
-    seed: int,
-    step: int,
-) -> Batch:
-    """Up to `responses` of this replica's responses that are trained on, drawn anew each step."""
-    samples = [s for b in batches for s in b.samples if s.active_tokens]
-    order = np.random.default_rng(draw_seed(seed, "audit", step)).permutation(len(samples))
-    chosen = [samples[n] for n in order[:responses]]
-    return _batch(chosen, [None] * len(chosen), np.arange(len(chosen)), settings, policy)
-
-
-def _batch(
-    samples: Sequence[Sample],
-    greedy: Sequence[float | None],
-    group_ids: np.ndarray,
-    settings: UpdateSettings,
-    policy: Policy,
-) -> Batch:
-    """Packed into as many micro-batches as every other replica makes at this call. Collective."""
-    count = micro_batch_count(samples, settings.micro_batch_tokens) if samples else 0
-    count = max(1, policy.groups.max_over_replicas(count))
-    count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
-    return Batch(
-        samples=tuple(samples),
-        rewards=_tensor([s.reward for s in samples]),
-        greedy_rewards=_tensor(greedy),
-        group_ids=torch.from_numpy(group_ids),
-        micro_batches=make_micro_batches(samples, settings.micro_batch_tokens, count),
-    )
-
-
-def _masked_if_unscored(sample: Sample) -> Sample:
-    if sample.reward is not None:
-        return sample
-    return replace(sample, loss_mask=np.zeros(len(sample.response_ids), np.bool_))
-
-
-def _tensor(values: Sequence[float | None]) -> Tensor:
-    """float32; NaN for None."""
-    return torch.tensor([float("nan") if value is None else value for value in values], dtype=torch.float32)
-
-
-def engine_logprobs(batch: Batch) -> list[Tensor]:
-    """The engine's log-probabilities by input position, [tokens] for each micro-batch."""
-    values = [torch.from_numpy(s.logprobs) for s in batch.samples]
-    return [scatter_response(m, batch.samples, values) for m in batch.micro_batches]
-
-
-class Updater:
-    """Runs the optimizer steps of one rollout.
-
-    reference, critic: for recipes that need them.
+    sources: where old log-probabilities and routes come from. temperature: of sampling. max_new_tokens: the generation
+    budget, which `constant` weights divide by.
     """
 
     def __init__(
         self,
         policy: Policy,
-        settings: UpdateSettings,
+        recipe: Recipe,
+        sources: Sources,
+        models: AuxiliaryModels,
         *,
-        reference: ReferencePolicy | None = None,
-        critic: Critic | None = None,
+        temperature: float,
+        max_new_tokens: int,
     ) -> None:
-        self.policy = policy
-        self.settings = settings
-        self.reference = reference
-        self.critic = critic
+        self.policy, self.recipe, self.sources, self.models = policy, recipe, sources, models
+        self.temperature, self.max_new_tokens = temperature, max_new_tokens
+        self.objective = PolicyGradient(recipe, current_is_old=sources.old_logprobs == "current")
 
-    def update(self, batches: Sequence[Batch], store: RouteStore | None = None) -> dict[str, float]:
-        """One optimizer step for each mini-batch, in order. Returns metrics, the same on every rank.
+    def score(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Add the columns that the objective reads: log-probabilities, values, advantages, weights. Collective."""
+        recipe, sources, reduce_sum = self.recipe, self.sources, self.policy.groups.sum_over_replicas
+        source = sources.old_logprobs
+        if source == "current" and "old_logprobs" in recipe.needs:  # by the advantages
+            source = "recompute"
+        batches = with_old_logprobs(
+            batches,
+            self.policy,
+            source=source,
+            recorded=sources.routing_replay == "recorded",
+            temperature=self.temperature,
+            replay="replay" if sources.routing_replay == "engine" else "live",
+        )
+        if self.models.reference is not None:
+            batches = with_ref_logprobs(batches, self.policy, self.models.reference, self.temperature)
+        if self.models.critic is not None:
+            batches = with_values(batches, self.models.critic)
+        batches = assign_advantages(batches, recipe, reduce_sum)
+        return [
+            add_token_weights(batch, recipe.weights, max_length=self.max_new_tokens, reduce_sum=reduce_sum)
+            for batch in batches
+        ]
 
-        store: the engine's routes of these responses, to replay or, if the sources don't say so, to compare with.
-        Collective. A mini-batch without an active token anywhere takes no optimizer step and is counted.
-        """
-        passes = self._passes(batches, store)
-        advantages, returns = self._advantages(batches, passes)
-        parts: list[Metrics] = []
-        results: list[StepResult] = []
-        counts: list[RoutingCounts] = []
-        has_routes = store is not None or passes.routes is not None
-        forced = self.settings.sources.routing_replay != "off"
-        totals_of = [self._totals(batch) for batch in batches]
-        learned_from = [n for n, totals in enumerate(totals_of) if int(totals.counts[0])]
-        skipped = len(batches) - len(learned_from)
-        for number in learned_from:
-            batch, totals = batches[number], totals_of[number]
-            counted = has_routes and number in (learned_from[0], learned_from[-1])
-            first = number == learned_from[0]
-            loss = self._loss(number, batch, totals, passes, advantages[number], compare=first)
-            result = self.policy.step(
-                batch.micro_batches,
-                loss,
-                temperature=self.settings.temperature,
-                routes=self._routes(number, batch, passes, store) if forced or counted else None,
-                force_routes=forced,
-                count_routes=counted,
-            )
-            if counted:
-                counts.append(self.policy.routing_counts())
-            parts.append(self._shared(result))
-            if self.critic is not None and passes.values is not None:
-                value_step = self._value_loss(batch, totals, passes.values[number], returns[number])
-                parts[-1] |= self._shared(self.critic.step(batch.micro_batches, value_step))
-            results.append(result)
-            skipped += not result.stepped
-        metrics = self._reduce(parts)
-        metrics |= {
-            "train/optimizer_steps": float(sum(r.stepped for r in results)),
-            "train/skipped_steps": float(skipped),
-            "train/micro_batches": float(
-                sum(len(b.micro_batches) for b in batches) * self.policy.groups.replica_count
-            ),
-        }
-        if counts:
-            metrics |= routing_metrics(counts[0], counts[-1])
-        if store is not None:
-            metrics |= self._store_metrics(store)
-        if results:
-            norms = [r.grad_norm for r in results]
-            metrics |= {"train/grad_norm": float(np.mean(norms)), "train/lr": results[-1].lr}
+    def learn(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """Take one optimizer step of the policy, and of the critic, for each scored mini-batch. Collective."""
+        has_routes = any(m.routes is not None for batch in batches for m in batch.micro_batches)
+        forced = self.sources.routing_replay != "off"
+        mode: Mode = "replay" if forced else "observe" if has_routes else "live"
+        learned = learn(
+            self.policy,
+            batches,
+            self.objective,
+            temperature=self.temperature,
+            replay=mode,
+            count_routes=has_routes,
+        )
+        metrics = learned.metrics | _step_metrics(batches, learned, self.policy.groups.replica_count)
+        if self.models.critic is not None:
+            metrics |= learn(self.models.critic, batches, ValueRegression(self.recipe)).metrics
         return metrics
 
-    def audit(self, batch: Batch) -> dict[str, float]:
-        """How far the engine's log-probabilities are from a forward pass of the trainer of its own, with live routing
-        even where routes are replayed. Before the rollout's first optimizer step. Collective."""
-        device, parts = self.policy.platform.device, []  # where metrics are summed over ranks
-        scored = zip(self._logprobs([batch])[0], engine_logprobs(batch), batch.micro_batches, strict=True)
-        for logprobs, engine, micro_batch in scored:
-            vectors = (logprobs, engine, micro_batch.mask, micro_batch.cu_seqlens)
-            found = mismatch_metrics(*(vector.to(device) for vector in vectors))
-            parts.append({name: found[f"mismatch/{name.removeprefix('audit/')}"] for name in AUDITED})
-        return self._reduce([combine(parts)])
 
-    # -- before the first step ------------------------------------------------------------------------------------
-
-    def _passes(self, batches: Sequence[Batch], store: RouteStore | None) -> _Passes:
-        recipe, source = self.settings.recipe, self.settings.sources.old_logprobs
-        old = reference = values = routes = None
-        if source == "engine":
-            old = [engine_logprobs(batch) for batch in batches]
-        elif self.settings.sources.routing_replay == "recorded":
-            assert self.policy.replay is not None
-            with self.policy.replay.recording() as recorded:
-                old = self._logprobs(batches)
-            rest = iter(recorded)
-            routes = [[next(rest) for _ in b.micro_batches] for b in batches]
-        elif source == "recompute" or recipe.has_reward_kl:
-            replayed = self.settings.sources.routing_replay == "engine"
-            old = self._logprobs(batches, store if replayed else None)
-        if recipe.needs_reference:
-            assert self.reference is not None, f"{recipe.name} needs a reference policy"
-            with self.reference.in_place():
-                reference = self._logprobs(batches)
-        if recipe.needs_critic:
-            assert self.critic is not None, f"{recipe.name} needs a critic"
-            values = _by_batch(batches, self.critic.values(_all_micro_batches(batches)))
-        return _Passes(old, reference, values, routes)
-
-    def _logprobs(self, batches: Sequence[Batch], store: RouteStore | None = None) -> Vectors:
-        everything = _all_micro_batches(batches)
-        passes = self.policy.logprobs(
-            everything,
-            temperature=self.settings.temperature,
-            routes=None if store is None else self._stored_routes(batches, store),
-        )
-        return _by_batch(batches, [logprobs for logprobs, _ in passes])
-
-    def _advantages(self, batches: Sequence[Batch], passes: _Passes) -> tuple[Vectors, Vectors]:
-        """For each micro-batch, advantages by response or by token, and a critic's returns by token. Made of the
-        whole rollout, before it is learned from."""
-        recipe = self.settings.recipe
-        rewards = torch.cat([b.rewards for b in batches])
-        group_ids = torch.cat([b.group_ids for b in batches])
-        greedy = torch.cat([b.greedy_rewards for b in batches]) if recipe.needs_greedy else None
-        reduce_sum = self.policy.groups.sum_over_replicas
-        if not recipe.has_late_advantages:
-            lengths = torch.tensor([s.active_tokens for b in batches for s in b.samples], dtype=torch.int64)
-            whole = compute_advantages(
-                recipe,
-                rewards=rewards,
-                group_ids=group_ids,
-                lengths=lengths,
-                greedy_rewards=greedy,
-                reduce_sum=reduce_sum,
-            )
-            parts = whole.split([len(b.samples) for b in batches])
-            chosen = [[part[m.rows] for m in b.micro_batches] for part, b in zip(parts, batches, strict=True)]
-            return chosen, [[] for _ in batches]
-        # rows in the order in which the micro-batches hold them; fillers, which hold none, stay out
-        real = [[m for m in b.micro_batches if len(m.rows)] for b in batches]
-        starts = np.cumsum([0, *(len(b.samples) for b in batches)])
-        nothing = torch.empty(0, dtype=torch.int64)  # of a replica all of whose groups were dropped
-        rows = torch.cat(
-            [nothing, *(m.rows + int(s) for s, ms in zip(starts, real, strict=False) for m in ms)]
-        )
-        lengths = torch.cat([nothing, *(m.cu_seqlens.diff() for ms in real for m in ms)])
-
-        def joined(vectors: Vectors | None) -> Tensor | None:
-            if vectors is None:
-                return None
-            return torch.cat(
-                [
-                    nothing.float(),
-                    *(
-                        v
-                        for vs, b in zip(vectors, batches, strict=True)
-                        for v, m in zip(vs, b.micro_batches, strict=True)
-                        if len(m.rows)
-                    ),
-                ]
-            )
-
-        made = token_advantages(
-            recipe,
-            rewards=rewards[rows],
-            group_ids=group_ids[rows],
-            mask=torch.cat([nothing.bool(), *(m.mask for ms in real for m in ms)]),
-            cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
-            old_logprobs=joined(passes.old),
-            ref_logprobs=joined(passes.reference),
-            values=joined(passes.values),
-            greedy_rewards=None if greedy is None else greedy[rows],
-            reduce_sum=reduce_sum,
-        )
-        return _by_micro_batch(batches, made.advantages), _by_micro_batch(batches, made.returns)
-
-    def _routes(self, number: int, batch: Batch, passes: _Passes, store: RouteStore | None) -> Routes | None:
-        """Of a mini-batch: recorded ones, the engine's, or None."""
-        if passes.routes is not None:
-            return passes.routes[number].__getitem__
-        return None if store is None else self._stored_routes([batch], store)
-
-    def _stored_routes(self, batches: Sequence[Batch], store: RouteStore) -> Routes:
-        places = [(b, m) for b in batches for m in b.micro_batches]
-        assert self.policy.replay is not None
-        shape = (sum(map(len, self.policy.replay.layers)), self.policy.architecture.top_k)
-
-        def packed(number: int) -> Tensor:
-            batch, micro_batch = places[number]
-            return store.packed(micro_batch, batch.samples, shape).to(self.policy.platform.device)
-
-        return self.policy.local_routes([m for _, m in places], packed)
-
-    def _store_metrics(self, store: RouteStore) -> dict[str, float]:
-        """bytes: of all layers, whichever ranks hold them; a replica's ranks of one stage hold the same."""
-        groups, layout = self.policy.groups, self.policy.layout
-        sums = torch.tensor(
-            [store.bytes, store.tokens, store.stale], dtype=torch.float64, device=groups.device
-        )
-        torch.distributed.all_reduce(sums)
-        copies = layout.tensor * layout.context
-        size, tokens, stale = (sums / copies).tolist()
-        tokens, stale = tokens / layout.pipeline, stale / layout.pipeline
-        return {"routing/bytes_per_token": size / max(tokens, 1), "routing/stale_tokens": stale}
-
-    # -- one step -------------------------------------------------------------------------------------------------
-
-    def _totals(self, batch: Batch) -> Any:
-        totals = local_totals(
-            lengths=torch.tensor([s.active_tokens for s in batch.samples], dtype=torch.int64),
-            group_ids=batch.group_ids,
-        )
-        return totals._replace(counts=self.policy.groups.sum_over_replicas(totals.counts))
-
-    def _weights(self, batch: Batch, totals: Any) -> Callable[[MicroBatch], Tensor]:
-        def weights(micro_batch: MicroBatch) -> Tensor:
-            return token_weights(
-                self.settings.recipe.weights,
-                mask=micro_batch.mask,
-                cu_seqlens=micro_batch.cu_seqlens,
-                group_ids=batch.group_ids[micro_batch.rows],
-                max_length=self.settings.max_new_tokens,
-                totals=totals.select(micro_batch.rows),
-            ).to(self.policy.platform.device)
-
-        return weights
-
-    def _loss(
-        self,
-        number: int,
-        batch: Batch,
-        totals: Any,
-        passes: _Passes,
-        advantages: list[Tensor],
-        *,
-        compare: bool,
-    ) -> LossFunction:
-        """compare: with the engine, which before the first step holds the trainer's weights."""
-        recipe, engine = self.settings.recipe, engine_logprobs(batch)
-        device, weights = self.policy.platform.device, self._weights(batch, totals)
-        current = self.settings.sources.old_logprobs == "current"
-        old = None if current or passes.old is None else passes.old[number]
-        reference = None if passes.reference is None else passes.reference[number]
-
-        def loss(n: int, logprobs: Tensor, entropies: Tensor) -> tuple[Tensor, Metrics]:
-            micro_batch = batch.micro_batches[n]
-            mask, cu_seqlens = micro_batch.mask.to(device), micro_batch.cu_seqlens.to(device)
-            engine_here = engine[n].to(device)
-            output = policy_loss(
-                recipe,
-                logprobs=logprobs,
-                old_logprobs=logprobs.detach() if old is None else old[n].to(device),
-                advantages=advantages[n].to(device),
-                mask=mask,
-                cu_seqlens=cu_seqlens,
-                weights=weights(micro_batch),
-                engine_logprobs=engine_here,
-                ref_logprobs=None if reference is None else reference[n].to(device),
-                entropy=entropies if recipe.entropy_coef else entropies.detach(),
-            )
-            metrics = output.metrics
-            if compare:
-                metrics = metrics | mismatch_metrics(logprobs.detach(), engine_here, mask, cu_seqlens)
-            return output.loss, metrics
-
-        return loss
-
-    def _value_loss(
-        self, batch: Batch, totals: Any, old: list[Tensor], returns: list[Tensor]
-    ) -> LossFunction:
-        device, weights = self.policy.platform.device, self._weights(batch, totals)
-
-        def loss(n: int, values: Tensor) -> tuple[Tensor, Metrics]:
-            micro_batch = batch.micro_batches[n]
-            return value_loss(
-                values=values,
-                old_values=old[n].to(device),
-                returns=returns[n].to(device),
-                mask=micro_batch.mask.to(device),
-                weights=weights(micro_batch),
-                value_clip=self.settings.recipe.value_clip,
-            )
-
-        return loss
-
-    def _shared(self, result: StepResult) -> Metrics:
-        """A step's metrics, on every stage, on the CPU: a tensor arrives where the sender had it, and its GPU is not
-        ours."""
-        own = {
-            name: Metric(metric.kind, metric.value.cpu())
-            for name, metric in combine(result.collected).items()
-        }
-        return self.policy.groups.share_from_last_stage(own)
-
-    def _reduce(self, parts: Sequence[Metrics]) -> dict[str, float]:
-        """One set of numbers for the rollout: means weighted over mini-batches, losses a step on average."""
-        if not parts:
-            return {}
-        groups = self.policy.groups
-        merged = average_steps(parts)
-
-        def reduced(vector: Tensor, op: Any) -> Tensor:
-            vector = vector.to(groups.device)
-            torch.distributed.all_reduce(vector, op=op, group=groups.peers_group)
-            return vector
-
-        return finalize(
-            reduce_metrics(
-                merged,
-                sum_ranks=lambda v: reduced(v, torch.distributed.ReduceOp.SUM),
-                max_ranks=lambda v: reduced(v, torch.distributed.ReduceOp.MAX),
-            )
-        )
-
-
-def _all_micro_batches(batches: Sequence[Batch]) -> list[MicroBatch]:
-    return [m for b in batches for m in b.micro_batches]
-
-
-def _by_batch(batches: Sequence[Batch], vectors: Sequence[Tensor]) -> Vectors:
-    values = iter(vectors)
-    return [[next(values) for _ in b.micro_batches] for b in batches]
-
-
-def _by_micro_batch(batches: Sequence[Batch], joined: Tensor) -> Vectors:
-    """A vector over all real micro-batches' tokens, cut up again; zeros for a filler's one token."""
-    parts, start = [], 0
-    for micro_batch in _all_micro_batches(batches):
-        size = micro_batch.tokens if len(micro_batch.rows) else 0
-        parts.append(joined[start : start + size] if size else joined.new_zeros(micro_batch.tokens))
-        start += size
-    return _by_batch(batches, parts)
+def _step_metrics(batches: Sequence[Batch], learned: Learned, replicas: int) -> dict[str, float]:
+    metrics = {
+        "train/optimizer_steps": float(sum(step.stepped for step in learned.steps)),
+        "train/skipped_steps": float(learned.skipped),
+        "train/micro_batches": float(sum(len(batch.micro_batches) for batch in batches) * replicas),
+    }
+    if learned.counts:
+        metrics |= routing_metrics(learned.counts[0], learned.counts[-1])
+    if learned.steps:
+        norms = [step.grad_norm for step in learned.steps]
+        metrics |= {"train/grad_norm": float(np.mean(norms)), "train/lr": learned.steps[-1].lr}
+    return metrics

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ from megarl.megatron.reference import ReferencePolicy
 from megarl.megatron.sharding import shard_layout
 from megarl.records import Group, MicroBatch, Prompt, Sample, WeightSpan
 from megarl.routing.agreement import flip_share
-from megarl.routing.replay import Routes
+from megarl.routing.replay import GivenRoutes, Routes
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
-from megarl.training.update import Updater, UpdateSettings, split
+from megarl.training.minibatches import make_minibatches
+from megarl.training.stages.stage import AuxiliaryModels
+from megarl.training.update import PolicyUpdate
 from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.exchange import load, stream
 from megarl.weights.families import family_of
@@ -113,7 +116,7 @@ def layout_job(
     count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(flat, BUDGET, count)
     with watched_routers(policy) as calls:
-        passes = policy.logprobs(micro_batches, temperature=0.8)
+        passes = policy.compute_logprobs(micro_batches, temperature=0.8)
     result: dict[str, Any] = {"samples": {}, "experts": experts_of(policy, micro_batches, flat, calls)}
     for micro_batch, (logprobs, entropies) in zip(micro_batches, passes, strict=True):
         bounds = micro_batch.cu_seqlens.tolist()
@@ -127,9 +130,10 @@ def layout_job(
 
     def update(policy: Policy, algorithm: str) -> dict[str, float]:
         recipe = get_recipe(algorithm, clip_low=0.05, clip_high=0.05, kl="none")
-        settings = UpdateSettings(recipe, Sources("engine", "off"), 1, 0.8, 64, BUDGET)
-        batches = split(mine, settings, policy, seed=0, step=0)
-        return Updater(policy, settings).update(batches)
+        sources = Sources("engine", "off")
+        update = PolicyUpdate(policy, recipe, sources, AuxiliaryModels(), temperature=0.8, max_new_tokens=64)
+        batches = make_minibatches(mine, 1, policy, token_budget=BUDGET, seed=0, step=0)
+        return update.learn(update.score(batches))
 
     policy.set_optimizer(OptimizerSettings(lr=1e-3, clip_grad=0.0))
     update(policy, "grpo")
@@ -204,7 +208,9 @@ def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase
     if phase == "load":
         load_checkpoint(folder, policy)
     for _ in range(4 if phase == "straight" else 2):
-        result = policy.step(micro_batches, lambda n, logprobs, entropies: (-logprobs.sum() / 100, None))
+        result = policy.step(
+            micro_batches, lambda micro_batch, logprobs, entropies: (-logprobs.sum() / 100, None)
+        )
         rates.append(result.lr)
     if phase == "save":
         if groups.is_main:
@@ -264,8 +270,8 @@ def critic_job(checkpoint: Path, layout: dict[str, Any], steps: int) -> dict[str
     for step in range(steps):
         batch = toy_batch(critic, seed=step)
 
-        def loss(n: int, values: torch.Tensor, batch: list[MicroBatch] = batch) -> tuple[torch.Tensor, Any]:
-            off = (values - true_returns(batch[n]))[batch[n].mask]
+        def loss(micro_batch: MicroBatch, values: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            off = (values - true_returns(micro_batch))[micro_batch.mask]
             return off.square().sum() / 128, None
 
         norms.append(critic.step(batch, loss).grad_norm)
@@ -281,11 +287,11 @@ def reference_job(checkpoint: Path, layout: dict[str, Any]) -> None:
     batch = toy_batch(policy, seed=0)
 
     def scores() -> torch.Tensor:
-        return torch.cat([logprobs for logprobs, _ in policy.logprobs(batch)])
+        return torch.cat([logprobs for logprobs, _ in policy.compute_logprobs(batch)])
 
     first = scores()
     reference = ReferencePolicy(policy)
-    policy.step(batch, lambda n, logprobs, entropies: (logprobs.sum() / 100, None))
+    policy.step(batch, lambda micro_batch, logprobs, entropies: (logprobs.sum() / 100, None))
     moved, weights = scores(), {name: t.clone() for name, t in stream(name_map)}
     assert (moved - first).abs().max() > 1e-2
     with reference.in_place():
@@ -317,8 +323,14 @@ def replay_job(
     count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(mine, BUDGET, count)
 
-    def scores(routes: Routes | None = None) -> list[torch.Tensor]:
-        pairs = policy.logprobs(micro_batches, routes=routes, count_routes=routes is not None)
+    def routed(routes: Sequence[Routes]) -> list[MicroBatch]:
+        return [m.with_routes(r) for m, r in zip(micro_batches, routes, strict=True)]
+
+    def scores(routes: Sequence[Routes] | None = None) -> list[torch.Tensor]:
+        if routes is None:
+            pairs = policy.compute_logprobs(micro_batches)
+        else:
+            pairs = policy.compute_logprobs(routed(routes), replay="replay", count_routes=True)
         return [x for pair in pairs for x in pair]
 
     def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
@@ -328,7 +340,7 @@ def replay_job(
     with replay.recording() as recorded:
         assert same(scores(), live)
     assert len(recorded) == count
-    assert same(scores(recorded.__getitem__), live)
+    assert same(scores(recorded), live)
     counts = policy.routing_counts()
     assert not counts.changed.any()
     sizes = {"routes": counts.routes, "tokens": counts.tokens, "load": counts.load.sum(1)}
@@ -339,28 +351,27 @@ def replay_job(
         experts = given[sample.sample_id][:, columns]
         store.add(sample.sample_id, experts, np.zeros(len(experts), bool))
     shape = (len(columns), policy.architecture.top_k)
-    routes = policy.local_routes(micro_batches, lambda n: store.packed(micro_batches[n], mine, shape))
+    names = [[mine[row].sample_id for row in m.rows.tolist()] for m in micro_batches]
+    routes = [GivenRoutes(partial(store.packed, chosen, shape)) for chosen in names]
     forced = scores(routes)
     counts = policy.routing_counts()
     policy.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
     seen: dict[int, torch.Tensor] = {}
 
-    def loss(n: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def loss(_: MicroBatch, logprobs: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return logprobs.sum() / 100, logprobs.detach()
 
-    result = policy.step(micro_batches, loss, routes=routes)
+    result = policy.step(routed(routes), loss, replay="replay")
     for n, logprobs in enumerate(ranks.share_from_last_stage(result.collected)):
         seen[n] = logprobs
     gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
     assert same([seen[n] for n in range(count)], forced[::2]) or "recompute" in options
-    policy.step(
-        micro_batches, loss, routes=routes, force_routes=False, count_routes=True
-    )  # compared, not followed
+    policy.step(routed(routes), loss, replay="observe", count_routes=True)
     assert same(scores(), live), "something of the replay stayed"
 
     with contextlib.suppress(RoutingError):
-        with replay.following(routes, count + 1, force=True, backward=False):
-            policy.evaluate(micro_batches)
+        with replay.replaying("replay", count + 1, backward=False):
+            policy.evaluate(routed(routes))
         raise AssertionError("an unused route was not noticed")
     assert same(scores(), live)
     by_sample = {}
@@ -383,7 +394,7 @@ def balance_job(checkpoint: Path, layout: dict[str, Any], **options: Any) -> dic
     policy.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
     sequences = [s for s in make_samples(9, policy.architecture.vocab_size) if s.tokens % 4 == 0]
     micro_batches = make_micro_batches(sequences, 10_000)
-    policy.step(micro_batches, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
+    policy.step(micro_batches, lambda micro_batch, logprobs, entropies: (0.0 * logprobs.sum(), None))
     gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
     return {name: gradient for name, gradient in gradients.items() if "mlp.gate." in name}
 
@@ -403,7 +414,7 @@ def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:
     before = biases(name_map)
     batch = make_micro_batches(make_samples(9, policy.architecture.vocab_size), 10_000)
     for _ in range(2):
-        policy.step(batch, lambda n, logprobs, entropies: (0.0 * logprobs.sum(), None))
+        policy.step(batch, lambda micro_batch, logprobs, entropies: (0.0 * logprobs.sum(), None))
     after = biases(name_map)
     if ranks.is_main:
         folder.mkdir()

@@ -111,7 +111,7 @@ def test_packed_routes_come_back_and_what_has_none_is_live(shapes: list[tuple[in
     micro_batches = make_micro_batches(samples, 12, 6 + extra)
     seen = set()
     for micro_batch in micro_batches:
-        packed = store.packed(micro_batch, samples, (3, 2))
+        packed = store.packed([samples[row].sample_id for row in micro_batch.rows.tolist()], (3, 2))
         assert packed.shape == (micro_batch.tokens, 3, 2)
         if not len(micro_batch.rows):
             assert (packed == LIVE).all()
@@ -132,8 +132,9 @@ def test_beyond_its_memory_the_store_uses_a_file_and_frees_it(tmp_path) -> None:
         for store in (inside, outside):
             store.add(s.sample_id, s.routes.experts, np.zeros(10, bool))
     (micro_batch,) = make_micro_batches(samples, 100)
-    expected = inside.packed(micro_batch, samples, (3, 2))
-    assert torch.equal(outside.packed(micro_batch, samples, (3, 2)), expected)
+    names = [samples[row].sample_id for row in micro_batch.rows.tolist()]
+    expected = inside.packed(names, (3, 2))
+    assert torch.equal(outside.packed(names, (3, 2)), expected)
     assert any(isinstance(experts, np.memmap) for experts, _ in outside._kept.values())
     outside.close()
     assert len(outside) == 0

@@ -18,59 +18,78 @@ import torch
 
 from megarl.config.load import load_config
 from megarl.errors import UserError
-from megarl.monitor.samples import SampleWriter
 from megarl.records import Batch, Group
 from megarl.rollout.staleness import WrongWeights
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
 from megarl.training.engines import SyncFailed
 from megarl.training.evaluation import evaluate
-from megarl.training.rl import rl_step, sample, update_settings
-from megarl.training.run import Run, open_run, optimizer_of
+from megarl.training.minibatches import make_minibatches
+from megarl.training.resolve import resolve
+from megarl.training.run import Run, open_run
 from megarl.training.saving import Saver
-from megarl.training.sft import sft_step
-from megarl.training.state import RunState, finished_checkpoints, folder_of, resume
-from megarl.training.update import Updater, split
+from megarl.training.scoring import audit, with_engine_routes
+from megarl.training.stages import Stage, open_stage
+from megarl.training.stages.rl import RlStage
+from megarl.training.state import (
+    RunState,
+    checkpoints_folder,
+    find_checkpoint,
+    finished_checkpoints,
+    load_found,
+)
 from megarl.weights.exchange import stream
 from tests.disk import full_disk
 from tests.training.conftest import ROOT, TINY
 
 
 def open_tiny(folder: Path, *words: str) -> Run:
-    """A run of the tiny configuration below `folder`, in its first stage."""
+    """A run of the tiny configuration below `folder`."""
     file = folder / f"tiny_{os.environ['RANK']}.yaml"
     file.write_text(TINY.format(root=ROOT))
-    return open_run(load_config(file, [f"folder={folder}/run", *words]))
+    config = load_config(file, [f"folder={folder}/run", *words])
+    return open_run(resolve(config, int(os.environ["WORLD_SIZE"])))
 
 
-def set_optimizer(run: Run, stage: str) -> None:
-    run.policy.set_optimizer(optimizer_of(run.config.sft.optimizer, 20))
+def opened(run: Run, name: str) -> Stage:
+    """A stage of the run, whose optimizer is the cold start's in all of them."""
+    (plan,) = (stage for stage in run.plan.stages if stage.name == name)
+    return open_stage(run, plan)
 
 
-def train(run: Run, steps: int) -> None:
+def prepared(run: Run, name: str) -> Any:
+    stage = opened(run, name)
+    stage.prepare()
+    return stage
+
+
+def train(run: Run, stage: Stage, steps: int) -> None:
+    """Steps of the cold start, whichever stage the run is in."""
+    learner = stage if stage.name == "sft" else opened(run, "sft")
     for _ in range(steps):
-        sft_step(run, [run.demonstrations.sequence(prompt) for prompt in run.stream.next(4)])
+        learner.step(1, 0)
 
 
-def state_of(run: Run, step: int) -> RunState:
-    model = run.config.model.model_dump(mode="json")
-    return RunState("sft", step, run.stream.state_dict(), model, demonstrations=run.demonstrations.identity)
+def state_of(run: Run, stage: Stage, step: int) -> RunState:
+    before = {plan.name: plan.first for plan in run.plan.stages}[stage.name]
+    start = replace(RunState.at_start(run.plan), stage=stage.name, step=step, global_step=before + step)
+    return start.with_parts_of(run, stage)
 
 
-def weights_of(run: Run) -> dict[str, torch.Tensor]:
+def weights_of(run: Run, stage: Stage) -> dict[str, torch.Tensor]:
     """Of the policy, and of the reference and the critic where there are some."""
     found = {name: tensor.clone() for name, tensor in stream(run.name_map)}
-    if run.extras.reference is not None:
-        with run.extras.reference.in_place():
+    if stage.models.reference is not None:
+        with stage.models.reference.in_place():
             found |= {f"reference/{name}": tensor.clone() for name, tensor in stream(run.name_map)}
-    if run.extras.critic is not None:
-        for chunk in run.extras.critic.chunks:
+    if stage.models.critic is not None:
+        for chunk in stage.models.critic.chunks:
             found |= {f"critic/{name}": tensor.detach().clone() for name, tensor in chunk.named_parameters()}
     return found
 
 
 def checkpoints_of(run: Run) -> list[str]:
-    return [path.name for path in finished_checkpoints(folder_of(run))]
+    return [path.name for path in finished_checkpoints(checkpoints_folder(run.plan.folder))]
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -91,18 +110,17 @@ def slow_disk(saver: Saver) -> Iterator[None]:
 def behind_job(folder: Path) -> dict[str, Any]:
     """Saved after two steps; two more steps while nothing is written yet; then written."""
     run = open_tiny(folder, "checkpoint.asynchronous=on")
-    set_optimizer(run, "sft")
-    saver = Saver(run)
-    train(run, 2)
-    saved = weights_of(run)
+    stage, saver = prepared(run, "sft"), Saver(run)
+    train(run, stage, 2)
+    saved = weights_of(run, stage)
     with slow_disk(saver):
-        saver.save(state_of(run, 2))
-        train(run, 2)
-        saver.look()
+        saver.save(state_of(run, stage, 2), stage.models)
+        train(run, stage, 2)
+        saver.poll()
         unfinished = checkpoints_of(run)
-    trained = weights_of(run)
+    trained = weights_of(run, stage)
     while not checkpoints_of(run):
-        saver.look()
+        saver.poll()
     saver.close()
     run.close()
     return {"saved": saved, "trained": trained, "unfinished": unfinished, "kept": checkpoints_of(run)}
@@ -111,25 +129,23 @@ def behind_job(folder: Path) -> dict[str, Any]:
 def extras_job(folder: Path, asynchronous: str, algorithm: str) -> dict[str, Any]:
     """Policy, reference and critic, all different, change after they are saved."""
     run = open_tiny(folder, f"checkpoint.asynchronous={asynchronous}", algorithm)
-    set_optimizer(run, "rl")
-    run.make_extras()
-    saver = Saver(run)
+    stage, saver = prepared(run, "rl"), Saver(run)
 
     def change() -> None:
-        train(run, 1)
-        for chunk in run.extras.critic.chunks:
+        train(run, stage, 1)
+        for chunk in stage.models.critic.chunks:
             for parameter in chunk.parameters():
                 parameter.data.add_(0.5)
 
     change()
-    saved = weights_of(run)
+    saved = weights_of(run, stage)
     with slow_disk(saver) if asynchronous == "on" else contextlib.nullcontext():
-        saver.save(replace(state_of(run, 1), stage="rl"))
-        untouched = weights_of(run)
+        saver.save(state_of(run, stage, 1), stage.models)
+        untouched = weights_of(run, stage)
         change()
-        run.extras.reference.replace()
+        stage.models.reference.replace()
     saver.finish()
-    changed = weights_of(run)
+    changed = weights_of(run, stage)
     saver.close()
     run.close()
     return {"saved": saved, "untouched": untouched, "changed": changed}
@@ -140,12 +156,14 @@ def resume_job(
 ) -> dict[str, Any]:
     """Resumed, perhaps with another setting of the model, and so many steps from there; weights before and after."""
     run = open_tiny(folder, algorithm, *([model] if model else []))
-    state = resume(run, lambda stage: set_optimizer(run, stage))
-    assert state is not None
-    loaded = weights_of(run)
-    train(run, steps)
+    found = find_checkpoint(run)
+    assert found is not None
+    stage = opened(run, found.state.stage)
+    load_found(run, stage, found)
+    loaded = weights_of(run, stage)
+    train(run, stage, steps)
     run.close()
-    return {"step": state.step, "loaded": loaded, "trained": weights_of(run)}
+    return {"step": found.state.step, "loaded": loaded, "trained": weights_of(run, stage)}
 
 
 def demonstrations_job(folder: Path, response: str) -> str:
@@ -153,13 +171,13 @@ def demonstrations_job(folder: Path, response: str) -> str:
     file = folder / f"demonstrations_{os.environ['RANK']}.jsonl"
     file.write_text(json.dumps({"prompt": "1 + 1 =", "response": response}))
     run = open_tiny(folder, f"sft.demonstrations.file={{path: {file}, preset: prompt_response}}")
-    saver = Saver(run)
+    stage, saver = opened(run, "sft"), Saver(run)
     try:
-        state = resume(run, lambda stage: set_optimizer(run, stage))
-        if state is not None:
-            return f"resumed at {state.step}"
-        set_optimizer(run, "sft")
-        saver.save(state_of(run, 2))
+        if (found := find_checkpoint(run)) is not None:
+            load_found(run, stage, found)
+            return f"resumed at {found.state.step}"
+        stage.prepare()
+        saver.save(state_of(run, stage, 2), stage.models)
         return "begun"
     except UserError as error:
         return str(error)
@@ -171,16 +189,15 @@ def demonstrations_job(folder: Path, response: str) -> str:
 def failing_disk_job(folder: Path, asynchronous: str) -> dict[str, Any]:
     """Three checkpoints, the second of which one rank can't write. What is told, and what is there after each."""
     run = open_tiny(folder, f"checkpoint.asynchronous={asynchronous}")
-    set_optimizer(run, "sft")
-    saver, told, kept = Saver(run), io.StringIO(), []
+    stage, saver, told, kept = prepared(run, "sft"), Saver(run), io.StringIO(), []
     for step in (1, 2, 3):
         refused = full_disk() if step == 2 and run.groups.rank == 1 else contextlib.nullcontext()
-        train(run, 1)
+        train(run, stage, 1)
         with contextlib.redirect_stderr(told), refused:
-            saver.save(state_of(run, step))
-            train(run, 1)
+            saver.save(state_of(run, stage, step), stage.models)
+            train(run, stage, 1)
             saver.finish()
-        kept.append(sorted(path.name for path in folder_of(run).iterdir()))
+        kept.append(sorted(path.name for path in checkpoints_folder(run.plan.folder).iterdir()))
     saver.close()
     run.close()
     return {"told": told.getvalue().replace(str(folder), ""), "kept": kept}
@@ -189,48 +206,46 @@ def failing_disk_job(folder: Path, asynchronous: str) -> dict[str, Any]:
 def killed_job(folder: Path) -> None:
     """One checkpoint is complete, the next half written, when the ranks are killed."""
     run = open_tiny(folder, "checkpoint.asynchronous=on")
-    set_optimizer(run, "sft")
-    saver = Saver(run)
-    train(run, 1)
-    saver.save(state_of(run, 1))
+    stage, saver = prepared(run, "sft"), Saver(run)
+    train(run, stage, 1)
+    saver.save(state_of(run, stage, 1), stage.models)
     saver.finish()
-    train(run, 1)
+    train(run, stage, 1)
     with slow_disk(saver):
-        saver.save(state_of(run, 2))
-        train(run, 1)
+        saver.save(state_of(run, stage, 2), stage.models)
+        train(run, stage, 1)
         run.groups.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def batches_of(stage: RlStage, groups: list[Group]) -> list[Batch]:
+    settings = stage.source.settings
+    budget, minibatches = settings.token_budget, settings.minibatches
+    return make_minibatches(groups, minibatches, stage.policy, token_budget=budget, seed=0, step=1)
 
 
 def left_out_job(folder: Path, algorithm: str) -> list[dict[str, Any]]:
     """Metrics of three updates on two replicas: one replica has nothing left, both have, and the first of two
     mini-batches has nothing to learn from."""
-    run = open_tiny(folder, algorithm, "rl.sampling_rounds=1")
-    set_optimizer(run, "rl")
-    run.make_extras()
-    updater = Updater(
-        run.policy, update_settings(run), reference=run.extras.reference, critic=run.extras.critic
-    )
+    run = open_tiny(folder, algorithm, "rl.sampling_rounds=1", "rl.optimizer={lr: 4.0e-3, min_lr: 0}")
+    stage: RlStage = prepared(run, "rl")
     sampled = [
         replace(
             g, samples=tuple(replace(s, reward=float(n % 2)) for n, s in enumerate(g.samples)), dropped=None
         )
-        for g in sample(run, 1)
+        for g in stage.source.sample(1)
     ]
     nothing = [replace(g, dropped="same_reward") for g in sampled]
-
-    def batches(groups: list[Group]) -> list[Batch]:
-        return split(groups, updater.settings, run.policy, seed=0, step=1)
-
-    first = {s.sample_id for s in batches(sampled)[0].samples}
+    first = {s.sample_id for s in batches_of(stage, sampled)[0].samples}
     unscored = [
         replace(g, samples=tuple(replace(s, reward=None) if s.sample_id in first else s for s in g.samples))
         for g in sampled
     ]
     metrics = []
     for groups in (sampled if run.groups.is_main else nothing, nothing, unscored):
-        made = batches(groups)
-        metrics.append(updater.update(made) | {"made": sum(len(b.micro_batches) for b in made)})
+        made = batches_of(stage, groups)
+        learned = stage.update.learn(stage.update.score(made))
+        metrics.append(learned | {"made": sum(len(b.micro_batches) for b in made)})
     run.close()
     return metrics
 
@@ -252,15 +267,14 @@ def distrust_job(folder: Path) -> dict[str, Any]:
     run = open_tiny(
         folder, "algorithm={name: grpo, kl: none, old_logprobs: recompute, routing_replay: engine}"
     )
-    set_optimizer(run, "rl")
-    updater, writer = Updater(run.policy, update_settings(run)), SampleWriter(folder, every=0)
-    engine: Any = run.seat.engine
+    stage: RlStage = prepared(run, "rl")
+    engine: Any = run.engine.engine
     generate, update_weights = engine.generate, engine.update_weights
-    before, told = weights_of(run), {}
+    before, told = weights_of(run, stage), {}
 
     def step(number: int) -> str:
         try:
-            rl_step(run, updater, writer, number)
+            stage.step(number, number - 1)
         except (RoutingError, WrongWeights, SyncFailed) as error:
             return f"{type(error).__name__}: {error}"
         return "nothing"
@@ -278,7 +292,7 @@ def distrust_job(folder: Path) -> dict[str, Any]:
     told["no routes"] = step(1)
     engine.generate = generate
     told["behind"] = step(2)
-    unchanged = same(before, weights_of(run))
+    unchanged = same(before, weights_of(run, stage))
     engine.update_weights = with_another_bit
     told["another bit"] = step(1)
     run.close()
@@ -287,19 +301,18 @@ def distrust_job(folder: Path) -> dict[str, Any]:
 
 def other_routes_job(folder: Path, algorithm: str) -> dict[str, float]:
     """Metrics of an update without learning that replays other experts than the engine's, and of an audit after it."""
-    frozen = "sft.optimizer={lr: 1e-20, min_lr: 0, warmup_steps: 0}"
+    frozen = "rl.optimizer={lr: 1e-20, min_lr: 0, warmup_steps: 0}"
     run = open_tiny(folder, algorithm, frozen, "rl.minibatches=1")
-    set_optimizer(run, "rl")
-    run.make_extras()
-    updater = Updater(run.policy, update_settings(run), reference=run.extras.reference)
-    sampled, store = RouteStore(), RouteStore()
+    stage: RlStage = prepared(run, "rl")
+    sampled = stage.source.routes = RouteStore()
+    store = RouteStore()
     groups = [
         replace(g, samples=tuple(replace(s, reward=float(n % 2)) for n, s in enumerate(g.samples)))
-        for g in sample(run, 1, sampled)
+        for g in stage.source.sample(1)
     ]
     for name, (experts, stale) in sampled._kept.items():
         store.add(name, (experts + 1) % 8, stale)
-    batches = split(groups, updater.settings, run.policy, seed=0, step=1)
-    metrics = updater.update(batches, store) | updater.audit(batches[0])
+    batches = with_engine_routes(batches_of(stage, groups), store, run.policy)
+    metrics = stage.update.learn(stage.update.score(batches)) | audit(batches[0], run.policy, 1.0)
     run.close()
     return metrics

@@ -18,7 +18,10 @@ from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.megatron.reference import ReferencePolicy
 from megarl.records import Batch, Group, WeightSpan
 from megarl.routing.store import RouteStore
-from megarl.training.update import Updater, UpdateSettings, draw_audit, split
+from megarl.training.minibatches import draw_audit, make_minibatches
+from megarl.training.scoring import audit, store_metrics, with_engine_routes
+from megarl.training.stages.stage import AuxiliaryModels
+from megarl.training.update import PolicyUpdate
 from megarl.weights.exchange import stream
 from tests.megatron.jobs import BUDGET, build, join, make_samples
 
@@ -75,7 +78,7 @@ def engine_job(checkpoint: Path) -> dict[str, np.ndarray]:
     samples = [s for g in make_groups(policy.architecture.vocab_size) for s in g.samples]
     open_ = [replace(s, loss_mask=np.ones(len(s.response_ids), bool)) for s in samples]
     (micro_batch,) = make_micro_batches(open_, 10_000)
-    ((logprobs, _),) = policy.logprobs([micro_batch], temperature=0.8)
+    ((logprobs, _),) = policy.compute_logprobs([micro_batch], temperature=0.8)
     rng = np.random.default_rng(1)
     found = gather_response(micro_batch, open_, logprobs)
     return {
@@ -84,14 +87,14 @@ def engine_job(checkpoint: Path) -> dict[str, np.ndarray]:
     }
 
 
-def make_batches(groups: Sequence[Group], settings: UpdateSettings, policy: Policy) -> list[Batch]:
+def make_batches(groups: Sequence[Group], policy: Policy) -> list[Batch]:
     """Every layout's mini-batches hold the same groups; the last one nothing of a second replica's."""
     place, count = policy.groups.replica_index, policy.groups.replica_count
     numbers = ((0, 1, 2), (3, 5), (4,))
     batches = []
     for n, chosen in enumerate(numbers):
         mine = [groups[g] for g in chosen][place::count]
-        (batch,) = split(mine, replace(settings, minibatches=1), policy, seed=0, step=0)
+        (batch,) = make_minibatches(mine, 1, policy, token_budget=BUDGET, seed=0, step=0)
         batches.append(replace(batch, group_ids=batch.group_ids + 10 * n))
     return batches
 
@@ -120,23 +123,28 @@ def updates_job(
         policy, name_map = build(checkpoint, layout, ranks, **options)
         recipe = make_recipe(words)
         sources = resolve_sources(recipe, moe=True, minibatches=3)
-        settings = UpdateSettings(recipe, sources, 3, 0.8, 64, BUDGET)
         # Adam's steps are nearly proportional to the gradient, not its sign: rounding stays rounding
         optimizer = OptimizerSettings(lr=3e-3, eps=1e-3)
         policy.set_optimizer(optimizer)
-        reference = ReferencePolicy(policy) if recipe.needs_reference else None
-        critic = Critic(policy) if recipe.needs_critic else None
-        if critic is not None:
-            critic.set_optimizer(optimizer)
-        updater = Updater(policy, settings, reference=reference, critic=critic)
+        models = AuxiliaryModels()
+        if "ref_logprobs" in recipe.needs:
+            models.reference = ReferencePolicy(policy)
+        if "values" in recipe.needs:
+            models.critic = Critic(policy)
+            models.critic.set_optimizer(optimizer)
+        update = PolicyUpdate(policy, recipe, sources, models, temperature=0.8, max_new_tokens=64)
         groups, metrics = make_groups(policy.architecture.vocab_size, engine), []
         for _ in range(2):
-            batches = make_batches(groups, settings, policy)
-            audited = updater.audit(draw_audit(batches, settings, policy, responses=99, seed=0, step=0))
-            store = None if sources.routing_replay == "recorded" else engine_routes(batches, policy)
-            metrics.append(updater.update(batches, store) | audited)
+            batches = make_batches(groups, policy)
+            drawn = draw_audit(batches, policy, token_budget=BUDGET, responses=99, seed=0, step=0)
+            found = audit(drawn, policy, 0.8)
+            if sources.routing_replay != "recorded":
+                store = engine_routes(batches, policy)
+                batches = with_engine_routes(batches, store, policy)
+                found |= store_metrics(store, policy)
+            metrics.append(update.learn(update.score(batches)) | found)
             del metrics[-1]["train/micro_batches"]
-            if reference is not None:
-                reference.replace()
+            if models.reference is not None:
+                models.reference.replace()
         results[name] = {"metrics": metrics, "weights": {k: t.clone() for k, t in stream(name_map)}}
     return results

@@ -81,12 +81,12 @@ def _numbers(policy: Policy, name_map: NameMap, groups: Groups) -> dict[str, Any
     count = groups.max_over_replicas(len(make_micro_batches(mine, 100)))
     micro_batches = make_micro_batches(mine, 100, count)
     logprobs = {}
-    for micro_batch, (values, _) in zip(micro_batches, policy.logprobs(micro_batches), strict=True):
+    for micro_batch, (values, _) in zip(micro_batches, policy.compute_logprobs(micro_batches), strict=True):
         bounds = micro_batch.cu_seqlens.tolist()
         for n, row in enumerate(micro_batch.rows.tolist()):
             logprobs[mine[row].sample_id] = values[bounds[n] : bounds[n + 1]]
     policy.set_optimizer(OptimizerSettings(lr=1e-3))
-    step = policy.step(micro_batches, lambda n, values, entropies: (-values.sum() / 50, None))
+    step = policy.step(micro_batches, lambda micro_batch, values, entropies: (-values.sum() / 50, None))
     biases = {n: t.clone() for n, t in name_map.local_tensors().items() if n.endswith("expert_bias")}
     gradients = {}
     if groups.replica_count == 1:

@@ -1,0 +1,85 @@
+"""Adam with megatron-core's learning-rate schedule, counted in optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW with a warm-up and a decay of the learning rate, counted in optimizer steps.
+
+    schedule: "constant" | "linear" | "cosine" after the warm-up, down to min_lr at decay_steps.
+    """
+
+    lr: float
+    min_lr: float = 0.0
+    warmup_steps: int = 0
+    decay_steps: int = 1
+    schedule: str = "constant"
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.98
+    eps: float = 1e-8
+    clip_grad: float = 1.0
+
+
+def make_optimizer(
+    settings: OptimizerSettings,
+    model: Sequence[torch.nn.Module],
+    *,
+    params_dtype: torch.dtype,
+    distributed: bool,
+) -> tuple[Any, OptimizerParamScheduler]:
+    """Make megatron-core's optimizer, moments at zero, and its schedule. model: chunks inside DDP. distributed: whether
+    the moments are spread over data-parallel ranks."""
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            min_lr=settings.min_lr,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.beta1,
+            adam_beta2=settings.beta2,
+            adam_eps=settings.eps,
+            clip_grad=settings.clip_grad,
+            bf16=params_dtype == torch.bfloat16,
+            params_dtype=params_dtype,
+            use_distributed_optimizer=distributed,
+        ),
+        list(model),
+    )
+    schedule = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=settings.warmup_steps,
+        lr_decay_steps=max(settings.decay_steps, settings.warmup_steps + 1),
+        lr_decay_style=settings.schedule,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+        override_opt_param_scheduler=True,  # on resume the config's word counts, not the checkpoint's
+        use_checkpoint_opt_param_scheduler=False,
+    )
+    if settings.warmup_steps:
+        # megatron-core starts at init_lr = 0: the first step would change nothing
+        schedule.step(1)
+    return optimizer, schedule
+
+
+def apply_learning_rate(
+    settings: OptimizerSettings, optimizer: Any, schedule: OptimizerParamScheduler
+) -> None:
+    """Set the config's learning rate at the step of the checkpoint that was just loaded."""
+    for group in optimizer.param_groups:
+        group["max_lr"], group["min_lr"] = settings.lr, settings.min_lr
+    schedule.step(0)

@@ -1,0 +1,38 @@
+"""The final policy as a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from megarl.errors import UserError
+from megarl.monitor.progress import progress
+from megarl.training.run import Run
+from megarl.weights.checkpoint_files import write_checkpoint
+from megarl.weights.exchange import stream
+
+
+def export_hf(run: Run) -> Path:
+    """Write the policy of now to the run's `hf` folder and return it. Collective; the main rank writes. Raises
+    UserError on every rank where the disk refuses."""
+    target, config = run.plan.folder / "hf", run.plan.config
+    problem = None
+    with progress("Writing the Hugging Face checkpoint", enabled=run.groups.is_main, announce=True):
+        tensors = stream(run.name_map)
+        if run.groups.is_main:
+            try:
+                dtype = run.policy.settings.params_dtype
+                assets = run.tokenizer.folder
+                write_checkpoint(target, tensors, config=run.plan.hf_config, assets=assets, dtype=dtype)
+                stops = run.start_folder / "generation_config.json"
+                if stops.is_file() and not (target / stops.name).exists():  # a tokenizer from elsewhere
+                    shutil.copyfile(stops, target / stops.name)
+                if config.model.chat_template:
+                    shutil.copyfile(config.model.chat_template, target / "chat_template.jinja")
+            except OSError as error:
+                problem = f"{target}: cannot be written ({error.strerror}); the run's checkpoints are whole"
+        for _ in tensors:  # the other ranks' part of every gather, and what a failed write left
+            pass
+    if (problem := run.groups.share_from_main(problem)) is not None:
+        raise UserError(problem)
+    return target
