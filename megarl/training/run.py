@@ -32,6 +32,7 @@ from megarl.records import StepStats
 from megarl.rewards import Scorer
 from megarl.training.clock import Clock
 from megarl.training.engines import EngineHandle, connect_engine
+from megarl.training.evaluation import Evaluation
 from megarl.training.make_engine import engine_maker
 from megarl.training.make_model import make_checkpoint
 from megarl.training.resolve import Plan, model_settings, open_watch
@@ -64,6 +65,7 @@ class Run:
     name_map: NameMap
     scorer: Scorer
     engine: EngineHandle
+    evaluation: Evaluation
     logger: Logger
     watch: AlarmWatch
     clock: Clock
@@ -109,7 +111,9 @@ def open_run(plan: Plan) -> Run:
             made = config.model.make
             groups.on_main(lambda: make_checkpoint(made, tokenizer, start, seed=config.seed))
             hf_config = read_config(start)
-            plan = replace(plan, hf_config=hf_config, architecture=family_of(hf_config).architecture(hf_config))
+            plan = replace(
+                plan, hf_config=hf_config, architecture=family_of(hf_config).architecture(hf_config)
+            )
         tokenizer.check_embedding(plan.architecture.vocab_size)
         with progress("Opening the data", enabled=groups.is_main, announce=True):
             prompts = open_prompts(plan.data, tokenizer)
@@ -143,6 +147,15 @@ def open_run(plan: Plan) -> Run:
         name_map=name_map,
         scorer=scorer,
         engine=engine,
+        evaluation=Evaluation(
+            prompts.heldout,
+            engine,
+            scorer,
+            tokenizer,
+            groups,
+            max_new_tokens=config.evaluation.max_new_tokens or config.sampling.max_new_tokens,
+            seed=config.seed,
+        ),
         logger=NullLogger(),
         watch=open_watch(config),
         clock=clock,

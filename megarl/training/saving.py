@@ -13,12 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from megarl.config.schema import Checkpoint
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import begin_checkpoint, begin_weights
 from megarl.megatron.groups import Groups
+from megarl.megatron.policy import Policy
 from megarl.megatron.writing import CheckpointFailed, CheckpointWrite
 from megarl.monitor.tell import tell
-from megarl.training.run import Run
 from megarl.training.stages.stage import AuxiliaryModels
 from megarl.training.state import (
     CRITIC,
@@ -27,7 +28,6 @@ from megarl.training.state import (
     STATE,
     WRITING,
     RunState,
-    checkpoints_folder,
     fingerprint,
     finished_checkpoints,
 )
@@ -91,12 +91,11 @@ class Saver:
     its way. Whatever needs other ranks happens in `save`, `poll` and `finish`, which all ranks call at the same steps.
     """
 
-    def __init__(self, run: Run) -> None:
-        settings = run.plan.config.checkpoint
-        self._groups, self._policy = run.groups, run.policy
-        self._folder, self._keep = checkpoints_folder(run.plan.folder), settings.keep
+    def __init__(self, policy: Policy, folder: Path, settings: Checkpoint) -> None:
+        self._groups, self._policy = policy.groups, policy
+        self._folder, self._keep = folder, settings.keep
         mode = settings.asynchronous
-        self._behind = mode == "on" or (mode == "auto" and run.policy.platform.kind == "cuda")
+        self._behind = mode == "on" or (mode == "auto" and policy.platform.kind == "cuda")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._on_its_way: tuple[PendingCheckpoint, Future[None]] | None = None
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_checkpoint, load_weights
+from megarl.megatron.groups import Groups
 from megarl.monitor.tell import tell
 from megarl.training.resolve import Plan
 from megarl.training.run import Run
@@ -101,13 +102,13 @@ def fingerprint(path: Path) -> list[int]:
     return [size, crc]
 
 
-def find_checkpoint(run: Run) -> FoundCheckpoint | None:
+def find_checkpoint(plan: Plan, groups: Groups) -> FoundCheckpoint | None:
     """Find the newest good checkpoint of the run folder; None when there is none. Collective.
 
     Damaged ones are named and passed over. Raises UserError when the checkpoint is of another model or other stages.
     """
-    for path in _candidates(run):
-        if (problem := _damage(run, path)) is None:
+    for path in _candidates(plan, groups):
+        if (problem := _damage(groups, path)) is None:
             saved = json.loads((path / STATE).read_text())
             if saved.get("format") != FORMAT:
                 raise UserError(
@@ -115,9 +116,9 @@ def find_checkpoint(run: Run) -> FoundCheckpoint | None:
                     "another name"
                 )
             state = RunState(**saved)
-            _refuse_other_start(run, state, path)
+            _refuse_other_start(plan, state, path)
             return FoundCheckpoint(path, state)
-        if run.groups.is_main:
+        if groups.is_main:
             tell(f"warning: {path} is damaged ({problem}); using the checkpoint before it")
     return None
 
@@ -149,20 +150,20 @@ def load_found(run: Run, stage: Stage, found: FoundCheckpoint) -> None:
         tell(f"Resuming from {path}")
 
 
-def _candidates(run: Run) -> list[Path]:
-    return run.groups.share_from_main(finished_checkpoints(checkpoints_folder(run.plan.folder))[::-1])
+def _candidates(plan: Plan, groups: Groups) -> list[Path]:
+    return groups.share_from_main(finished_checkpoints(checkpoints_folder(plan.folder))[::-1])
 
 
-def _damage(run: Run, path: Path) -> str | None:
+def _damage(groups: Groups, path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None. Collective."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         manifest, problem = None, f"{MANIFEST} cannot be read: {error}"
-    if (manifest := run.groups.share_from_main(manifest)) is None:
-        return run.groups.share_from_main(problem if run.groups.is_main else None)
-    mine = list(_damaged_files(path, sorted(manifest.items())[run.groups.rank :: run.groups.world_size]))
-    return next((p for part in run.groups.gather_from_everyone(mine) for p in part), None)
+    if (manifest := groups.share_from_main(manifest)) is None:
+        return groups.share_from_main(problem if groups.is_main else None)
+    mine = list(_damaged_files(path, sorted(manifest.items())[groups.rank :: groups.world_size]))
+    return next((p for part in groups.gather_from_everyone(mine) for p in part), None)
 
 
 def _damaged_files(path: Path, entries: list[tuple[str, list[int]]]) -> Iterator[str]:
@@ -178,10 +179,10 @@ def _damaged_files(path: Path, entries: list[tuple[str, list[int]]]) -> Iterator
             yield f"{name} has other contents than were written"
 
 
-def _refuse_other_start(run: Run, state: RunState, path: Path) -> None:
+def _refuse_other_start(plan: Plan, state: RunState, path: Path) -> None:
     """Raises UserError where a checkpoint is of another model, or of a run with other stages before it."""
-    then, now = dict(state.model), run.plan.config.model.model_dump(mode="json")
-    computed = run.policy.architecture.transformer  # what else model.transformer says is how the model runs
+    then, now = dict(state.model), plan.config.model.model_dump(mode="json")
+    computed = plan.architecture.transformer  # what else model.transformer says is how the model runs
     for part in (then, now):
         part["transformer"] = {k: v for k, v in (part.get("transformer") or {}).items() if k in computed}
     for key in now:
@@ -190,7 +191,7 @@ def _refuse_other_start(run: Run, state: RunState, path: Path) -> None:
                 f"{path}: saved with model.{key}={then[key]!r}, the config says {now[key]!r}: restore it, "
                 "or start a new run with another name"
             )
-    first = {stage.name: stage.first for stage in run.plan.stages}
+    first = {stage.name: stage.first for stage in plan.stages}
     if state.stage not in first:
         raise UserError(
             f"{path}: saved in the stage {state.stage!r}, which the config does not have now: restore it, or start a "

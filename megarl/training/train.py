@@ -20,20 +20,25 @@ from megarl.monitor.report import RunSummary, print_summary
 from megarl.monitor.tell import tell
 from megarl.training.describe import describe_plan
 from megarl.training.engines import sync_weights
-from megarl.training.evaluation import evaluate
 from megarl.training.export import export_hf
 from megarl.training.resolve import StagePlan, resolve
 from megarl.training.run import Run, open_run
 from megarl.training.saving import Saver
 from megarl.training.stages import Stage, open_stage
-from megarl.training.state import FoundCheckpoint, RunState, find_checkpoint, load_found
+from megarl.training.state import (
+    FoundCheckpoint,
+    RunState,
+    checkpoints_folder,
+    find_checkpoint,
+    load_found,
+)
 
 
 def train(config: Config) -> None:
     """Run it on this rank; all ranks call it. Raises UserError for what the user can mend."""
     with told_once():
         run = open_run(resolve(config, int(os.environ.get("WORLD_SIZE", 1))))
-        saver = Saver(run)
+        saver = Saver(run.policy, checkpoints_folder(run.plan.folder), run.plan.config.checkpoint)
         try:
             run_stages(run, saver)
         except AlarmStop:  # every rank raises it at the same step
@@ -50,7 +55,7 @@ def run_stages(run: Run, saver: Saver) -> None:
     plan, config = run.plan, run.plan.config
     if run.groups.is_main:
         tell(_describe(run))
-    found = find_checkpoint(run) if config.checkpoint.resume else None
+    found = find_checkpoint(plan, run.groups) if config.checkpoint.resume else None
     state = found.state if found else RunState.at_start(plan)
     opened = False
     for stage_plan in plan.stages_from(state.stage):
@@ -96,7 +101,7 @@ def finish_step(
     evaluation: dict[str, float] = {}
     if stage.is_evaluated(state.step):
         with run.clock.phase("evaluate"):
-            evaluation = evaluate(run, step=state.step)
+            evaluation = run.evaluation.evaluate(step=state.step)
     if stage.is_logged(state.step):
         run.log(state.global_step, {**metrics, **evaluation})
     with run.clock.phase("checkpoint"):
@@ -116,7 +121,7 @@ def _begin_stage(run: Run, stage: Stage, plan: StagePlan, state: RunState, saver
         return state
     sync_weights(run.engine, run.name_map, run.groups, version=state.policy_version)
     with run.clock.phase("evaluate"):
-        before = evaluate(run, step=0)
+        before = run.evaluation.evaluate(step=0)
     run.clock.take_step()
     if run.groups.is_main:
         shown = ", ".join(f"{name.removeprefix('eval/')} {value:.3g}" for name, value in before.items())

@@ -23,7 +23,6 @@ from megarl.rollout.staleness import WrongWeights
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
 from megarl.training.engines import SyncFailed
-from megarl.training.evaluation import evaluate
 from megarl.training.minibatches import make_minibatches
 from megarl.training.resolve import resolve
 from megarl.training.run import Run, open_run
@@ -88,6 +87,10 @@ def weights_of(run: Run, stage: Stage) -> dict[str, torch.Tensor]:
     return found
 
 
+def saver_of(run: Run) -> Saver:
+    return Saver(run.policy, checkpoints_folder(run.plan.folder), run.plan.config.checkpoint)
+
+
 def checkpoints_of(run: Run) -> list[str]:
     return [path.name for path in finished_checkpoints(checkpoints_folder(run.plan.folder))]
 
@@ -110,7 +113,7 @@ def slow_disk(saver: Saver) -> Iterator[None]:
 def behind_job(folder: Path) -> dict[str, Any]:
     """Saved after two steps; two more steps while nothing is written yet; then written."""
     run = open_tiny(folder, "checkpoint.asynchronous=on")
-    stage, saver = prepared(run, "sft"), Saver(run)
+    stage, saver = prepared(run, "sft"), saver_of(run)
     train(run, stage, 2)
     saved = weights_of(run, stage)
     with slow_disk(saver):
@@ -129,7 +132,7 @@ def behind_job(folder: Path) -> dict[str, Any]:
 def extras_job(folder: Path, asynchronous: str, algorithm: str) -> dict[str, Any]:
     """Policy, reference and critic, all different, change after they are saved."""
     run = open_tiny(folder, f"checkpoint.asynchronous={asynchronous}", algorithm)
-    stage, saver = prepared(run, "rl"), Saver(run)
+    stage, saver = prepared(run, "rl"), saver_of(run)
 
     def change() -> None:
         train(run, stage, 1)
@@ -156,7 +159,7 @@ def resume_job(
 ) -> dict[str, Any]:
     """Resumed, perhaps with another setting of the model, and so many steps from there; weights before and after."""
     run = open_tiny(folder, algorithm, *([model] if model else []))
-    found = find_checkpoint(run)
+    found = find_checkpoint(run.plan, run.groups)
     assert found is not None
     stage = opened(run, found.state.stage)
     load_found(run, stage, found)
@@ -171,9 +174,9 @@ def demonstrations_job(folder: Path, response: str) -> str:
     file = folder / f"demonstrations_{os.environ['RANK']}.jsonl"
     file.write_text(json.dumps({"prompt": "1 + 1 =", "response": response}))
     run = open_tiny(folder, f"sft.demonstrations.file={{path: {file}, preset: prompt_response}}")
-    stage, saver = opened(run, "sft"), Saver(run)
+    stage, saver = opened(run, "sft"), saver_of(run)
     try:
-        if (found := find_checkpoint(run)) is not None:
+        if (found := find_checkpoint(run.plan, run.groups)) is not None:
             load_found(run, stage, found)
             return f"resumed at {found.state.step}"
         stage.prepare()
@@ -189,7 +192,7 @@ def demonstrations_job(folder: Path, response: str) -> str:
 def failing_disk_job(folder: Path, asynchronous: str) -> dict[str, Any]:
     """Three checkpoints, the second of which one rank can't write. What is told, and what is there after each."""
     run = open_tiny(folder, f"checkpoint.asynchronous={asynchronous}")
-    stage, saver, told, kept = prepared(run, "sft"), Saver(run), io.StringIO(), []
+    stage, saver, told, kept = prepared(run, "sft"), saver_of(run), io.StringIO(), []
     for step in (1, 2, 3):
         refused = full_disk() if step == 2 and run.groups.rank == 1 else contextlib.nullcontext()
         train(run, stage, 1)
@@ -206,7 +209,7 @@ def failing_disk_job(folder: Path, asynchronous: str) -> dict[str, Any]:
 def killed_job(folder: Path) -> None:
     """One checkpoint is complete, the next half written, when the ranks are killed."""
     run = open_tiny(folder, "checkpoint.asynchronous=on")
-    stage, saver = prepared(run, "sft"), Saver(run)
+    stage, saver = prepared(run, "sft"), saver_of(run)
     train(run, stage, 1)
     saver.save(state_of(run, stage, 1), stage.models)
     saver.finish()
@@ -256,7 +259,7 @@ def evaluation_job(folder: Path) -> dict[str, float]:
         "kind: reasoning_gym, task: chain_sum, size: 3, params: {min_terms: 2, max_terms: 2, max_digits: 1}"
     )
     run = open_tiny(folder, f"data.evaluations={{two sums: {{{task}, seed: 1}}, b: {{{task}, seed: 2}}}}")
-    metrics = evaluate(run, step=0)
+    metrics = run.evaluation.evaluate(step=0)
     run.close()
     return metrics
 
