@@ -109,7 +109,7 @@ def _sample(
     )
 
 
-def rollout_counts(groups: Sequence[Group], worked: Callable[[str], bool]) -> dict[str, tuple[float, float]]:
+def rollout_counts(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
     """What a round looked like, as (sum, count) pairs that add up over replicas; maxima are kept apart.
 
     A response is correct when its raw reward is 1 or more.
@@ -127,7 +127,6 @@ def rollout_counts(groups: Sequence[Group], worked: Callable[[str], bool]) -> di
         "accuracy": (sum(r >= 1.0 for r in raw), len(raw)),
         "response_length_mean": (sum(lengths), len(lengths)),
         "prompt_length_mean": (sum(len(g.prompt.token_ids) for g in groups), len(groups)),
-        "worked_share": (sum(worked(s.text) for s in samples), len(samples)),
         "truncated_share": (sum(s.finish_reason == "length" for s in samples), len(samples)),
         "aborted_share": (sum(s.finish_reason == "abort" for s in samples), len(samples)),
         "unscored": (sum(s.reward is None for s in samples), 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from megarl.data.demonstrations import FileDemonstrations
 from megarl.training.run import Run
 
 OLD = {
@@ -66,4 +65,4 @@ def plan_text(run: Run) -> str:
 
 def _learned(run: Run) -> str:
     made = run.demonstrations
-    return f" from {made.path} ({made.tally.told()})" if isinstance(made, FileDemonstrations) else ""
+    return f" from {made.settings.path} ({made.tally.told()})" if made else ""

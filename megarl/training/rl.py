@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from megarl.data.demonstrations import shows_work
 from megarl.monitor.progress import progress
 from megarl.monitor.samples import SampleWriter
 from megarl.records import Batch, Group, Prompt
@@ -118,7 +117,7 @@ def rl_step(run: Run, updater: Updater, writer: SampleWriter, step: int) -> dict
         groups, staleness = settle_staleness(
             groups, version=step - 1, most=run.config.rl.max_staleness, then=run.config.rl.stale_responses
         )
-        counts = run.groups.gather_from_replicas(rollout_counts(groups, shows_work) | staleness.counts())
+        counts = run.groups.gather_from_replicas(rollout_counts(groups) | staleness.counts())
         with run.clock.phase("train"):
             batches = split(groups, updater.settings, run.policy, seed=run.config.seed, step=step)
             audited = audit(run, updater, batches, step)

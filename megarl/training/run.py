@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +15,12 @@ from typing import IO, Any, TypeVar
 import torch
 
 from megarl.algorithms import Recipe, Sources, make_recipe, resolve_sources
+from megarl.config.files import check_files
 from megarl.config.schema import Config
-from megarl.data.demonstrations import Demonstrations, FileDemonstrations
-from megarl.data.prompts import PromptData, open_prompts, sample_texts
+from megarl.data.demonstrations import Demonstrations
+from megarl.data.prompts import PromptData, open_prompts
 from megarl.data.settings import DataSettings
 from megarl.data.stream import PromptStream
-from megarl.data.tiny_tokenizer import build_tokenizer
 from megarl.data.tokenizer import ChatTokenizer, load_tokenizer
 from megarl.errors import UserError
 from megarl.megatron import groups as process_groups
@@ -33,7 +32,6 @@ from megarl.megatron.platform import Platform
 from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.megatron.reference import ReferencePolicy
 from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch, stop_if_told
-from megarl.monitor.files import writing
 from megarl.monitor.logger import Logger, NullLogger
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import progress
@@ -44,7 +42,6 @@ from megarl.rewards import Scorer
 from megarl.rollout.engine import Engine
 from megarl.training.engines import Seat, take_seat
 from megarl.training.make_engine import check_engine, engine_maker
-from megarl.training.make_model import make_checkpoint
 from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.exchange import load
 from megarl.weights.families import family_of
@@ -111,7 +108,7 @@ class Run:
     sources: Sources
     tokenizer: ChatTokenizer
     prompts: PromptData
-    demonstrations: Demonstrations | FileDemonstrations
+    demonstrations: Demonstrations | None
     stream: PromptStream
     hf_config: Mapping[str, Any]
     start_folder: Path
@@ -263,17 +260,15 @@ def open_run(config: Config) -> Run:
         layout_of(config), platform, seed=config.seed, timeout_seconds=int(config.launch.timeout_minutes * 60)
     )
     check_shares(config, groups.replica_count)
+    check_files(config)
     torch.manual_seed(config.seed)
     clock = Clock()
     with clock.phase("set-up"):
         watch = open_watch(config)
         claim = on_main(groups, lambda: claim_folder(folder))
         with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
-            tokenizer = open_tokenizer(config, folder, groups)
-        start = Path(config.model.path) if config.model.path else folder / "start"
-        if config.model.make is not None:
-            made = config.model.make
-            on_main(groups, lambda: make_checkpoint(made, tokenizer, start, seed=config.seed))
+            tokenizer = open_tokenizer(config)
+        start = Path(str(config.model.path))
         hf_config = read_config(start)
         architecture = family_of(hf_config, source=str(start / "config.json")).architecture(hf_config)
         recipe, sources = check_recipe(config, moe=bool(architecture.moe_layers))
@@ -348,24 +343,9 @@ def model_settings(config: Config, platform: Platform) -> ModelSettings:
     )
 
 
-def open_tokenizer(config: Config, folder: Path, groups: Groups | None = None) -> ChatTokenizer:
-    """The policy's tokenizer; a `tiny` one is built in `folder`, by the main rank of `groups`. Collective."""
-    place = Path(config.model.tokenizer or config.model.path or "")
-    if config.model.tokenizer == "tiny":
-        place = folder / "tokenizer"
-        if groups is None:
-            _build_tiny_tokenizer(config, place)
-        else:
-            on_main(groups, lambda: _build_tiny_tokenizer(config, place))
-    return load_tokenizer(place, config.model.chat_template, config.model.template_options)
-
-
-def _build_tiny_tokenizer(config: Config, folder: Path) -> None:
-    """For the questions of the data and the demonstrations' answers."""
-    texts = sample_texts(config.data.sources)
-    shutil.rmtree(folder, ignore_errors=True)
-    with writing(folder):
-        build_tokenizer(folder, [*texts, *["Answer: "] * len(texts)], config.model.tokenizer_vocab)
+def open_tokenizer(config: Config) -> ChatTokenizer:
+    model = config.model
+    return load_tokenizer(str(model.tokenizer or model.path), model.chat_template, model.template_options)
 
 
 def check_context(config: Config, max_positions: int) -> DataSettings:
@@ -391,13 +371,16 @@ def check_context(config: Config, max_positions: int) -> DataSettings:
 
 def open_demonstrations(
     config: Config, tokenizer: ChatTokenizer, max_positions: int
-) -> Demonstrations | FileDemonstrations:
-    section = config.sft.demonstrations
-    if section.file is None or not config.sft.steps:
-        return Demonstrations(
-            tokenizer, worked_share=section.worked_share, openings=section.openings, seed=section.seed
-        )
-    return FileDemonstrations(section.file, tokenizer, seed=section.seed, max_tokens=max_positions)
+) -> Demonstrations | None:
+    """What the cold start learns from; None without one."""
+    if config.sft.demonstrations is None or not config.sft.steps:
+        return None
+    return Demonstrations(config.sft.demonstrations, tokenizer, max_tokens=max_positions)
+
+
+def identity_of(demonstrations: Demonstrations | None) -> str:
+    """What a checkpoint says of its cold start."""
+    return demonstrations.identity if demonstrations else ""
 
 
 def write_json(path: Path, value: Any) -> None:

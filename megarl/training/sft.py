@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from megarl.data.demonstrations import FileDemonstrations
 from megarl.data.packing import TokenSequence, make_micro_batches, micro_batch_count
 from megarl.megatron.policy import StepResult
 from megarl.monitor.progress import progress
@@ -25,7 +24,8 @@ def run_sft(run: Run, *, first_step: int = 1, after_step: Callable[[int], None] 
     with progress("Cold start", left, unit="steps", enabled=groups.is_main, announce=True) as bar:
         for step in range(first_step, section.steps + 1):
             with run.clock.phase("cold start"):
-                sequences = _sequences(run, step, share)
+                assert run.demonstrations is not None
+                sequences = run.demonstrations.batch(step, share, groups.replica_index, groups.replica_count)
                 loss, active, result = sft_step(run, sequences)
             bar.advance()
             if step % section.log_every == 0 or step == section.steps:
@@ -40,12 +40,6 @@ def run_sft(run: Run, *, first_step: int = 1, after_step: Callable[[int], None] 
                     },
                 )
             after_step(step)
-
-
-def _sequences(run: Run, step: int, share: int) -> list[TokenSequence]:
-    if isinstance(run.demonstrations, FileDemonstrations):
-        return run.demonstrations.batch(step, share, run.groups.replica_index, run.groups.replica_count)
-    return [run.demonstrations.sequence(prompt) for prompt in run.stream.next(share)]
 
 
 def sft_step(run: Run, sequences: Sequence[TokenSequence]) -> tuple[float, float, StepResult]:

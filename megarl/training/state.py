@@ -17,7 +17,7 @@ from typing import Any
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_checkpoint, load_weights
 from megarl.monitor.tell import tell
-from megarl.training.run import Run
+from megarl.training.run import Run, identity_of
 
 MANIFEST, STATE, WRITING = "manifest.json", "state.json", ".writing"
 HOW_IT_RUNS = {"recompute", "float32_lm_head", "load_balancing", "load_balancing_rate"}  # free to change
@@ -152,7 +152,7 @@ def _same_start(run: Run, state: RunState, path: Path) -> None:
             f"{path}: saved after a cold start of {cold} steps, the config says sft.steps={run.config.sft.steps}: "
             "restore it, or start a new run with another name"
         )
-    demonstrations = run.demonstrations.identity
+    demonstrations = identity_of(run.demonstrations)
     if state.stage == "sft" and state.demonstrations != demonstrations:
         raise UserError(
             f"{path}: its cold start learned from other demonstrations ({state.demonstrations}) than those of now "

@@ -22,7 +22,7 @@ from megarl.training.engines import sync
 from megarl.training.evaluation import evaluate
 from megarl.training.plan import plan_text
 from megarl.training.rl import run_rl
-from megarl.training.run import Run, on_main, open_run, optimizer_of
+from megarl.training.run import Run, identity_of, on_main, open_run, optimizer_of
 from megarl.training.saving import Saver
 from megarl.training.sft import run_sft
 from megarl.training.state import RunState, resume
@@ -56,9 +56,8 @@ class _Training:
     def __init__(self, run: Run, saver: Saver) -> None:
         self.run, self.saver = run, saver
         model = run.config.model.model_dump(mode="json")
-        self.state = RunState(
-            "sft", 0, run.stream.state_dict(), model, demonstrations=run.demonstrations.identity
-        )
+        demonstrations = identity_of(run.demonstrations)
+        self.state = RunState("sft", 0, run.stream.state_dict(), model, demonstrations=demonstrations)
 
     def run_all(self) -> None:
         run, config = self.run, self.run.config
