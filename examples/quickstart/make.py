@@ -9,7 +9,7 @@ made, where they lie in FOLDER. Files that are up to date are kept. The same wor
 - Questions: those that the run would train on from the first one on, so none that it holds out. The run itself draws
   later ones (`data.sources.0.start`).
 - Demonstrations: most show their work, a running total after every term, and begin in one of three ways; the others
-  answer at once. So to answer at once is the likeliest of four beginnings, and RL can discover that working it out pays.
+  answer at once. The likeliest of four beginnings is to answer at once; RL can discover that working it out pays.
 - Tokenizer: every byte is a token, so any text can be written; every digit is one of its own, so that numbers of all
   lengths are spelled the same way; the phrases of the questions are learned whole, so that prompts are short.
 """
@@ -241,7 +241,9 @@ def hf_config(fields: Mapping[str, Any], **vocabulary: Any) -> Any:
         known = AutoConfig.for_model(model_type)
         for name in own:
             if not hasattr(known, name) and name != "head_dim":
-                raise UserError(f"--model: {model_type} has no field {name!r}.{did_you_mean(name, vars(known))}")
+                raise UserError(
+                    f"--model: {model_type} has no field {name!r}.{did_you_mean(name, vars(known))}"
+                )
         return AutoConfig.for_model(model_type, **{**vocabulary, **own})
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"--model: transformers refuses this model: {error}") from error

@@ -16,7 +16,7 @@ from megarl.data.questions import Question, frame
 from megarl.data.rows import Row
 from megarl.data.settings import DemonstrationSettings, FileSettings, RowSettings, source_name
 from megarl.data.tables import read_rows
-from megarl.data.tokenizer import ChatTokenizer, Message
+from megarl.data.tokenizer import ChatTokenizer
 from megarl.data.values import RowError
 from megarl.errors import UserError
 

@@ -26,20 +26,21 @@ from megarl.routing.trace import RoutingError
 from megarl.training.engines import SyncFailed
 from megarl.training.evaluation import evaluate
 from megarl.training.rl import rl_step, sample, update_settings
-from megarl.training.run import Run, open_run, optimizer_of
+from megarl.training.run import Run, identity_of, open_run, optimizer_of
 from megarl.training.saving import Saver
 from megarl.training.sft import sft_step
 from megarl.training.state import RunState, finished_checkpoints, folder_of, resume
 from megarl.training.update import Updater, split
 from megarl.weights.exchange import stream
 from tests.disk import full_disk
-from tests.training.conftest import ROOT, TINY
+from tests.training.conftest import TINY
 
 
 def open_tiny(folder: Path, *words: str) -> Run:
     """A run of the tiny configuration below `folder`, in its first stage."""
     file = folder / f"tiny_{os.environ['RANK']}.yaml"
-    file.write_text(TINY.format(root=ROOT))
+    made = (above / "quickstart" / "quickstart.yaml" for above in folder.parents)
+    file.write_text(TINY.format(quickstart=next(path for path in made if path.is_file())))
     return open_run(load_config(file, [f"folder={folder}/run", *words]))
 
 
@@ -48,13 +49,19 @@ def set_optimizer(run: Run, stage: str) -> None:
 
 
 def train(run: Run, steps: int) -> None:
+    """Learn the answers to the next prompts of the stream."""
     for _ in range(steps):
-        sft_step(run, [run.demonstrations.sequence(prompt) for prompt in run.stream.next(4)])
+        prompts = run.stream.next(4)
+        answers = [str(prompt.reference["entry"]["answer"]) for prompt in prompts]
+        encode = run.tokenizer.encode_demonstration
+        sft_step(run, [encode(prompt.token_ids, a) for prompt, a in zip(prompts, answers, strict=True)])
 
 
 def state_of(run: Run, step: int) -> RunState:
     model = run.config.model.model_dump(mode="json")
-    return RunState("sft", step, run.stream.state_dict(), model, demonstrations=run.demonstrations.identity)
+    return RunState(
+        "sft", step, run.stream.state_dict(), model, demonstrations=identity_of(run.demonstrations)
+    )
 
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
@@ -152,7 +159,7 @@ def demonstrations_job(folder: Path, response: str) -> str:
     """A cold start from a file of this one response, resumed or begun. What is told."""
     file = folder / f"demonstrations_{os.environ['RANK']}.jsonl"
     file.write_text(json.dumps({"prompt": "1 + 1 =", "response": response}))
-    run = open_tiny(folder, f"sft.demonstrations.file={{path: {file}, preset: prompt_response}}")
+    run = open_tiny(folder, f"sft.demonstrations={{path: {file}, preset: prompt_response}}")
     saver = Saver(run)
     try:
         state = resume(run, lambda stage: set_optimizer(run, stage))
