@@ -128,7 +128,7 @@ def test_a_missing_file_is_told_with_what_makes_it(quickstart: Path, tmp_path: P
             check_run(load_config(quickstart, [f"{key}={folder}/files/it"]), 2)
         assert str(caught.value).startswith(f"{key}: {folder}/files/it: no such f")
         assert str(caught.value).endswith(f" `python {folder}/make.py` makes it.")
-    with pytest.raises(UserError, match="/nowhere: no such folder.$"):
+    with pytest.raises(UserError, match=r"/nowhere: no such folder\.$"):
         check_run(load_config(quickstart, ["model.path=/nowhere"]), 2)
 
 
