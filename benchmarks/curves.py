@@ -14,10 +14,8 @@ from pathlib import Path
 
 COLUMNS = {
     "eval/accuracy": "heldout_accuracy",
-    "eval/worked_share": "heldout_worked_share",
     "eval/response_length_mean": "heldout_length",
     "rollout/accuracy": "sampled_accuracy",
-    "rollout/worked_share": "sampled_worked_share",
     "rollout/response_length_mean": "sampled_length",
     "train/clip_fraction": "clip_fraction",
     "train/entropy": "entropy",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Build megarl's environment for this machine's CPU, then run the main job: a tiny Mixture-of-Experts policy learns
-# sums, cold start first, then reinforcement learning.
+# Build megarl's environment for this machine's CPU, make the job's files, then run it: a tiny Mixture-of-Experts policy
+# learns sums, cold start first, then reinforcement learning.
 #
 #   launch/quickstart.sh [CONFIG] [key=value ...]
 #
@@ -20,5 +20,7 @@ if [[ "$config" == *sglang* ]]; then
     "$root/launch/install_sglang.sh" cpu "$root/.venv-sglang"
 fi
 cd "$root"
+echo "[quickstart] examples/quickstart/make.py $config $*"
+"$root/.venv/bin/python" examples/quickstart/make.py "$config" "$@"
 echo "[quickstart] megarl train $config $*"
 exec "$root/.venv/bin/megarl" train "$config" "$@"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,8 +24,6 @@ config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
-bench_app = typer.Typer(help="Measure ratios side by side on this machine.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
 
 ConfigFile = Annotated[Path, typer.Argument(help="YAML file of the run.", show_default=False)]
 Overrides = Annotated[
@@ -123,98 +120,6 @@ def verify(
             write=write,
         )
     )
-
-
-@bench_app.command("logprobs")
-def bench_logprobs(
-    tokens: Annotated[int, typer.Option(help="Tokens of the micro-batch.", min=1)] = 2048,
-    hidden_size: Annotated[int, typer.Option(help="Width of the hidden states.", min=1)] = 512,
-    vocabulary: Annotated[int, typer.Option(help="Rows of the LM head.", min=2)] = 32768,
-    chunk: Annotated[int, typer.Option(help="Tokens whose logits exist at one time.", min=1)] = 512,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    turns: Annotated[int, typer.Option(help="Times that each variant is measured.", min=2)] = 5,
-) -> None:
-    """The LM head's log-probabilities and entropies in chunks beside the plain computation: time and memory."""
-    from megarl.bench.logprobs import bench_logprobs as measure
-    from megarl.training.resolve import DTYPES
-
-    if dtype not in DTYPES:
-        raise UserError(f"--dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
-    print(
-        measure(
-            tokens=tokens,
-            hidden_size=hidden_size,
-            vocabulary=vocabulary,
-            chunk=chunk,
-            dtype=DTYPES[dtype],
-            turns=turns,
-        )
-    )
-
-
-SIZES = {
-    "small": {},
-    "deep": {"layers": 12, "experts": 16, "top_k": 4},
-    "wide": {"hidden_size": 384, "expert_size": 256, "experts": 16, "top_k": 4, "vocabulary": 4096},
-}
-Size = Annotated[str, typer.Option(help=f"A tiny policy: {', '.join(SIZES)}, or all of them.")]
-Turns = Annotated[int, typer.Option(help="Times that each variant is measured.", min=2)]
-
-MemorySteps = Annotated[int, typer.Option(help="Steps over which memory is watched.", min=10)]
-
-
-@bench_app.command("replay")
-def bench_replay(size: Size = "all", turns: Turns = 7, memory_steps: MemorySteps = 200) -> None:
-    """A training step with and without routing replay (R2 recorded, R3 the engine's), on the same samples, and the
-    memory of routes over many steps."""
-    from megarl.bench.step import REPLAY, memory_over_steps
-
-    _bench_steps(size, turns, REPLAY)
-    resident = memory_over_steps(memory_steps)
-    early, last = max(resident[: memory_steps // 10]), max(resident[-memory_steps // 10 :])
-    print(
-        f"resident memory with 12 MiB of routes a step: {early / 2**20:.0f} MiB in the first tenth of {memory_steps} "
-        f"steps, {last / 2**20:.0f} MiB in the last"
-    )
-
-
-@bench_app.command("logprob-source")
-def bench_logprob_source(size: Size = "all", turns: Turns = 7) -> None:
-    """A training step with recomputed old log-probabilities and with the engine's, on the same samples."""
-    from megarl.bench.step import LOGPROB_SOURCES
-
-    _bench_steps(size, turns, LOGPROB_SOURCES)
-
-
-def _bench_steps(size: str, turns: int, variants: Mapping[str, tuple[str, str]]) -> None:
-    from megarl.bench.step import StepSize, bench_step
-
-    if size != "all" and size not in SIZES:
-        raise UserError(f"--size is {size!r}, it must be one of {', '.join(SIZES)} or all")
-    for name, fields in SIZES.items():
-        if size in ("all", name):
-            print(f"{name}: {bench_step(StepSize(**fields), variants, turns=turns).table()}\n")  # type: ignore[arg-type]
-
-
-@bench_app.command("checkpoint")
-def bench_checkpoint(
-    layers: Annotated[
-        int, typer.Option(help="Layers of the policy, 28 MB of training state each.", min=1)
-    ] = 2,
-    turns: Turns = 7,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of the disk to measure, instead of that of temporary files.")
-    ] = None,
-) -> None:
-    """Saving and loading a training checkpoint beside torch.save of as many bytes, and what of it training waits for
-    when it is written behind."""
-    from megarl.bench.checkpoint import bench_checkpoint as measure
-    from megarl.bench.step import StepSize
-
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"--folder {folder}: no such folder")
-    size = StepSize(layers=layers, hidden_size=256, expert_size=256)
-    print(measure(size, turns=turns, below=folder))
 
 
 @app.command()

@@ -34,6 +34,12 @@ def ranks() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
+def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """configs/quickstart.yaml with a smaller model and 64 demonstrations, which are made."""
+    return models.small_quickstart(tmp_path_factory.getbasetemp() / "quickstart")
+
+
+@pytest.fixture(scope="session")
 def moe_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3-MoE of 4 layers, the second of them dense; an odd vocabulary."""
     folder = tmp_path_factory.mktemp("models") / "moe"

@@ -19,6 +19,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from examples.quickstart.make import QUICKSTART, make_files
+from megarl.config.load import load_config
+
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 VOCABULARY = 264  # 4 special tokens, 256 bytes, 4 rows that no token uses
 
@@ -43,6 +46,15 @@ MOE_SHAPE: dict[str, Any] = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "moe_intermediate_size": 32,
 }
 
 
@@ -82,6 +94,18 @@ def tiny_qwen3(
 ) -> Path:
     """A dense Qwen3 checkpoint folder with tokenizer, 3 layers. Overrides: config fields."""
     return _save(Qwen3ForCausalLM(Qwen3Config(**{**SHAPE, **overrides})), Path(path), seed, dtype)
+
+
+def small_quickstart(folder: Path) -> Path:
+    """Make the files of a small quickstart in `folder`; returns its configuration."""
+    config = folder / "quickstart.yaml"
+    folder.mkdir(parents=True)
+    config.write_text(
+        f"defaults: [{QUICKSTART}]\nmodel: {{path: {folder}/model}}\n"
+        f"sft: {{demonstrations: {{path: {folder}/demonstrations.jsonl}}}}\n"
+    )
+    make_files(load_config(config, ["sft.steps=1"]), SMALL, folder)
+    return config
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import MixtralConfig, Qwen3Config
 
+from examples.quickstart.make import build_tokenizer
 from megarl.config.load import load_config
-from megarl.data.tiny_tokenizer import build_tokenizer
 from megarl.errors import UserError
 from megarl.training.check import check_run
 
@@ -40,24 +41,26 @@ def test_a_recipe_is_shown_with_its_source_and_defaults() -> None:
     assert "0.0003" in result.stdout
 
 
-def test_check_names_what_a_run_would_do() -> None:
-    result = megarl("check", QUICKSTART, "algorithm={name: grpo, kl: none, routing_replay: off}")
+def test_check_names_what_a_run_would_do(quickstart: Path) -> None:
+    result = megarl("check", str(quickstart), "algorithm={name: grpo, kl: none, routing_replay: off}")
     assert result.returncode == 0, result.stderr
     assert "grpo on 2 ranks, old log-probabilities: recompute" in result.stdout
 
 
 def test_check_knows_a_mixture_of_experts_by_its_architecture(tmp_path: Path) -> None:
-    file = tmp_path / "mixtral.yaml"
+    for name, kind in (("moe", MixtralConfig), ("dense", Qwen3Config)):
+        build_tokenizer(tmp_path / name, ["What is 3 + 4?"] * 20)
+        kind(hidden_size=64, architectures=[kind.__name__.replace("Config", "ForCausalLM")]).save_pretrained(
+            tmp_path / name
+        )
+    file = tmp_path / "run.yaml"
     file.write_text(
-        "model: {make: {model_type: mixtral, hidden_size: 64}, tokenizer: tiny}\n"
-        "data: {sources: [{kind: reasoning_gym, task: chain_sum}]}\n"
+        f"model: {{path: {tmp_path}/moe}}\ndata: {{sources: [{{kind: reasoning_gym, task: chain_sum}}]}}\n"
     )
-    result = megarl("check", str(file), "algorithm={name: grpo, routing_replay: engine}")
+    words = ("check", str(file), "algorithm={name: grpo, routing_replay: engine}")
+    result = megarl(*words)
     assert result.returncode == 0, result.stderr
-    dense = megarl(
-        "check", str(file), "model.make.model_type=qwen3", "algorithm={name: grpo, routing_replay: engine}"
-    )
-    assert "this one is dense" in dense.stderr
+    assert "this one is dense" in megarl(*words, f"model.path={tmp_path}/dense").stderr
 
 
 def write_large_moe(folder: Path) -> Path:
@@ -127,13 +130,20 @@ def test_check_refuses_the_likeliest_mistakes_about_a_large_model(tmp_path: Path
         "alarms.rules=[{metric: train/entropyy, when: below, threshold: 1}]": "Did you mean 'train/entropy'",
         "rl.group_size=1": "rl.group_size: gspo compares the responses to a prompt",
         "rl.prompts_per_step=63": "rl.prompts_per_step=63 can't be shared out equally to 8",
-        "sft={steps: 5, demonstrations: {file: {path: /nowhere.jsonl, preset: messages}}}": "/nowhere.jsonl",
+        "sft={steps: 5, demonstrations: {path: /nowhere.jsonl, preset: messages}}": "/nowhere.jsonl: no such file",
+        "sft.steps=5": "sft.demonstrations: a cold start (sft.steps) needs something to learn from",
+        "model.path=/nowhere": "model.path: /nowhere: no such folder",
+        "model.path=null": "model.path: the folder of a Hugging Face checkpoint must be set",
         "model.load_balancing=bias": "model.load_balancing: bias updates a router's expert bias",
     }
     for word, told in mistakes.items():
         with pytest.raises(UserError) as caught:
             check_run(load_config(file, [word]), 32)
         assert told in str(caught.value), word
+    config = tmp_path / "Qwen3-30B-A3B" / "config.json"
+    config.write_text(config.read_text().replace("151936", "128"))
+    with pytest.raises(UserError, match="the model's embedding only 128 rows"):
+        check_run(load_config(file), 32)
 
 
 def test_check_takes_a_configuration_for_another_machine(tmp_path: Path) -> None:
@@ -194,8 +204,8 @@ def test_data_inspect_counts_rows_and_shows_prompts() -> None:
             ),
             "2 prompts x 4 responses are fewer than the 16 mini-batches of dapo",
         ),
-        (("check", QUICKSTART, "model.make=null", "model.path=/nowhere"), "/nowhere: no such folder"),
-        (("check", QUICKSTART, "model.make.hidden_sise=3"), "Did you mean 'hidden_size'"),
+        (("check", QUICKSTART, "model.path=/nowhere"), "model.path: /nowhere: no such folder"),
+        (("check", QUICKSTART, "model.make.hidden_size=3"), "unknown key 'model.make'"),
         (("check", QUICKSTART, "sampling.max_new_tokens=256"), "sampling.max_new_tokens=256 leaves no room"),
         (("check", "/nowhere.yaml"), "/nowhere.yaml: no such file"),
         (("algorithms", "gpso"), "Did you mean 'gspo'"),
@@ -207,8 +217,10 @@ def test_data_inspect_counts_rows_and_shows_prompts() -> None:
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )
-def test_a_mistake_is_one_message_and_exit_code_2(words: tuple[str, ...], told: str) -> None:
-    result = megarl(*words)
+def test_a_mistake_is_one_message_and_exit_code_2(
+    words: tuple[str, ...], told: str, quickstart: Path
+) -> None:
+    result = megarl(*(str(quickstart) if word == QUICKSTART else word for word in words))
     assert result.returncode == 2, result.stderr
     assert told in result.stderr
     assert "Traceback" not in result.stderr

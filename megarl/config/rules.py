@@ -19,19 +19,15 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "model",
-        lambda c: (c.model.path is None) == (c.model.make is None),
-        "exactly one of model.path (a checkpoint) and model.make (a model made on the spot) must be set",
+        "model.path",
+        lambda c: c.model.path is None,
+        "the folder of a Hugging Face checkpoint must be set",
     ),
     Rule(
-        "model.make",
-        lambda c: c.model.make is not None and "model_type" not in c.model.make,
-        "model.make needs model_type, a Hugging Face model type such as qwen3_moe",
-    ),
-    Rule(
-        "model.tokenizer",
-        lambda c: c.model.make is not None and c.model.tokenizer is None,
-        "a model made on the spot brings no tokenizer: set model.tokenizer to a folder or to `tiny`",
+        "sft.demonstrations",
+        lambda c: c.sft.steps > 0 and c.sft.demonstrations is None,
+        "a cold start (sft.steps) needs something to learn from: set sft.demonstrations={path: ..., preset: messages}, "
+        "or sft.steps=0",
     ),
     Rule(
         "parallel.virtual_pipeline",

@@ -30,24 +30,18 @@ class Launch(Section):
 
 
 class Model(Section):
-    """The policy: an existing Hugging Face checkpoint, or one made on the spot."""
+    """The policy: a Hugging Face checkpoint."""
 
-    path: str | None = Field(default=None, description="Hugging Face checkpoint folder to start from.")
-    make: dict[str, Any] | None = Field(
-        default=None,
-        description="Hugging Face config fields (with model_type) of a model made with random weights instead.",
+    path: str | None = Field(
+        default=None, description="Hugging Face checkpoint folder to start from; required."
     )
-    tokenizer: str | None = Field(
-        default=None,
-        description="Tokenizer folder, or `tiny`: built for the data's questions. None = the one in model.path.",
-    )
+    tokenizer: str | None = Field(default=None, description="Tokenizer folder; None = the one in model.path.")
     chat_template: str | None = Field(
         default=None, description="Jinja file to use in place of the tokenizer's own chat template."
     )
     template_options: dict[str, Any] = Field(
         default_factory=dict, description="Variables for the chat template, such as {enable_thinking: false}."
     )
-    tokenizer_vocab: int = Field(default=384, ge=259, description="Vocabulary of a `tiny` tokenizer.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="Parameters and activations; auto = bfloat16 on CUDA, float32 on a CPU."
     )
@@ -109,32 +103,13 @@ class Optimizer(Section):
         return self
 
 
-class Demonstrations(Section):
-    """Conversations in files, or worked and direct answers to arithmetic questions, made on the spot."""
-
-    file: DemonstrationSettings | None = Field(
-        default=None,
-        description="Files to learn from (a `messages` or a response column); None = made on the spot.",
-    )
-
-    worked_share: float = Field(
-        default=0.3, ge=0, le=1, description="Share of demonstrations that show their work."
-    )
-    openings: tuple[str, ...] = Field(
-        default=("",),
-        min_length=1,
-        description="How worked demonstrations begin; each as often as the others.",
-    )
-    seed: int = Field(default=0, ge=0, description="Seed of the demonstrations, and of their order in files.")
-
-
 class Sft(Section):
     """Stage 1: supervised fine-tuning on demonstrations (cold start). 0 steps = no such stage."""
 
     steps: int = Field(default=0, ge=0, description="Optimizer steps.")
     batch_size: int = Field(default=128, ge=1, description="Demonstrations per step, over all replicas.")
-    demonstrations: Demonstrations = Field(
-        default_factory=Demonstrations, description="What is demonstrated."
+    demonstrations: DemonstrationSettings | None = Field(
+        default=None, description="Files to learn from: a `messages` or a response column."
     )
     optimizer: Optimizer = Field(
         default_factory=lambda: Optimizer(lr=1e-3, schedule="cosine"), description="Of this stage."

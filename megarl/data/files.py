@@ -4,8 +4,9 @@ for."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,11 +16,12 @@ from megarl.data.questions import Question, frame
 from megarl.data.rows import Row
 from megarl.data.settings import DemonstrationSettings, FileSettings, RowSettings, source_name
 from megarl.data.tables import read_rows
-from megarl.data.tokenizer import ChatTokenizer, Message
+from megarl.data.tokenizer import ChatTokenizer
 from megarl.data.values import RowError
 from megarl.errors import UserError
 
 KEPT_PROBLEMS = 20  # bad rows that are kept to be shown; all are counted
+BATCH = 1024  # rows encoded at once
 
 Shaped = TypeVar("Shaped")
 Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
@@ -129,11 +131,8 @@ def open_conversations(
 
     The tally counts rows, malformed, overlong, train. Raises UserError if none is left.
     """
-
-    def encode(chat: list[Message]) -> TokenSequence:
-        return tokenizer.encode_chat(chat)
-
-    return _encoded(settings, row_reader(settings).chat, encode, lambda s: s.tokens, progress)
+    read = row_reader(settings).chat
+    return _encoded(settings, read, tokenizer.encode_chats, lambda s: s.tokens, progress)
 
 
 def open_preferences(
@@ -142,12 +141,15 @@ def open_preferences(
     """Preference pairs, encoded; a pair is overlong if either side is. Counts and errors as for
     conversations."""
 
-    def encode(row: PreferenceRow) -> PreferencePair:
-        prompt, _ = tokenizer.encode_prompt(row.prompt)
-        return PreferencePair(
-            tokenizer.encode_demonstration(prompt, row.chosen),
-            tokenizer.encode_demonstration(prompt, row.rejected),
-        )
+    def encode(rows: Sequence[PreferenceRow]) -> list[PreferencePair]:
+        prompts = [tokenizer.encode_prompt(row.prompt)[0] for row in rows]
+        return [
+            PreferencePair(
+                tokenizer.encode_demonstration(prompt, row.chosen),
+                tokenizer.encode_demonstration(prompt, row.rejected),
+            )
+            for prompt, row in zip(prompts, rows, strict=True)
+        ]
 
     def longest(pair: PreferencePair) -> int:
         return max(pair.chosen.tokens, pair.rejected.tokens)
@@ -161,28 +163,41 @@ Encoded = TypeVar("Encoded")
 def _encoded(
     settings: DemonstrationSettings,
     shape: Callable[[Mapping[str, Any]], Shaped],
-    encode: Callable[[Shaped], Encoded],
+    encode: Callable[[Sequence[Shaped]], list[Encoded]],
     tokens: Callable[[Encoded], int],
     progress: Progress | None,
 ) -> tuple[list[Encoded], Tally]:
     tally, kept = Tally(), []
-    for row, shaped in shaped_rows(settings, shape, tally):
-        try:
-            encoded = encode(shaped)
-        except UserError as error:
-            raise UserError(f"{row.place}: {error}") from error
-        if settings.max_tokens is not None and tokens(encoded) > settings.max_tokens:
-            if settings.overlong == "error":
+    rows = shaped_rows(settings, shape, tally)
+    while batch := list(islice(rows, BATCH)):
+        for (row, _), encoded in zip(batch, _encode_rows(batch, encode), strict=True):
+            if settings.max_tokens is None or tokens(encoded) <= settings.max_tokens:
+                kept.append(encoded)
+            elif settings.overlong == "skip":
+                tally.counts["overlong"] += 1
+            else:
                 raise UserError(
                     f"{row.place}: {tokens(encoded)} tokens, max_tokens is {settings.max_tokens}. Raise it, "
                     "or set overlong to 'skip'."
                 )
-            tally.counts["overlong"] += 1
-        else:
-            kept.append(encoded)
         if progress is not None:
             progress(f"reading {settings.path}", tally.counts["rows"], None)
     tally.counts["train"] = len(kept)
     if not kept:
         raise UserError(f"{settings.path}: nothing to learn from ({tally.told()}).")
     return kept, tally
+
+
+def _encode_rows(
+    rows: Sequence[tuple[Row, Shaped]], encode: Callable[[Sequence[Shaped]], list[Encoded]]
+) -> list[Encoded]:
+    """Encode rows at once; where that is refused, one after another, to say which row is."""
+    try:
+        return encode([shaped for _, shaped in rows])
+    except UserError:
+        for row, shaped in rows:
+            try:
+                encode([shaped])
+            except UserError as error:
+                raise UserError(f"{row.place}: {error}") from error
+        raise

@@ -7,7 +7,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from megarl.data.files import FileQuestions, Progress, Tally
 from megarl.data.procedural import VERIFIER, ReasoningGymQuestions
@@ -31,7 +30,6 @@ __all__ = [
     "PromptData",
     "PromptStream",
     "open_prompts",
-    "sample_texts",
 ]
 
 BATCH = 1024  # prompts encoded at once
@@ -126,7 +124,8 @@ class _Rules:
 
 
 class EndlessPool:
-    """Training prompts of an endless source: slot `s` is its first candidate that is usable."""
+    """Training prompts of an endless source: slot `s` is the first usable candidate for its question
+    `start + s`."""
 
     size: int | None = None
     verifiers = frozenset({VERIFIER})
@@ -140,7 +139,7 @@ class EndlessPool:
     def prompt(self, slot: int) -> Prompt:
         reasons: Counter[str] = Counter()
         for attempt in range(ATTEMPTS):
-            question = self._questions.candidate(slot, attempt)
+            question = self._questions.candidate(self._questions.settings.start + slot, attempt)
             key = content_key(question.content)
             if self._rules.leaked(question, key):
                 reasons["in an evaluation"] += 1
@@ -295,16 +294,3 @@ def _questions(source: Source, tally: Tally, progress: Progress | None) -> Itera
         yield question
         if progress is not None:
             progress(f"reading {source_name(source)}", number, total)
-
-
-def sample_texts(sources: Iterable[Source], count: int = 2000) -> list[str]:
-    """Some questions of each source, framing included: what a tiny tokenizer is trained on."""
-    texts: list[str] = []
-    for source in sources:
-        if isinstance(source, ReasoningGymSettings) and source.size is None:
-            endless = ReasoningGymQuestions(source)
-            questions: Iterable[Question] = (endless.candidate(i, 0) for i in range(count))
-        else:
-            questions = islice(_questions(source, Tally(), None), count)
-        texts += [str(m["content"]) for question in questions for m in question.messages]
-    return texts

@@ -52,6 +52,18 @@ class ReasoningGymSettings(SourceSettings):
         gt=0,
         description="Questions in an epoch: exactly create_dataset(task, seed, size); None = endless.",
     )
+    start: int = Field(
+        default=0,
+        ge=0,
+        description="Number of the first question that is drawn from an endless task. Questions before it are never "
+        "trained on: they may be those that a cold start's demonstrations answer.",
+    )
+
+    @model_validator(mode="after")
+    def _start_is_of_an_endless_task(self) -> ReasoningGymSettings:
+        if self.start and self.size is not None:
+            raise ValueError(f"start={self.start} is for an endless task: leave out size, or start")
+        return self
 
 
 Role = Literal["question", "answer", "messages", "response", "chosen", "rejected", "verifier"]
@@ -144,6 +156,8 @@ class DataSettings(Section):
 class DemonstrationSettings(RowSettings):
     """Conversations, or pairs of a chosen and a rejected answer, to learn from."""
 
+    shuffle: bool = Field(default=True, description="Shuffle each epoch; False keeps the rows' own order.")
+    seed: int = Field(default=0, ge=0, description="Seed of the order of the rows.")
     max_tokens: int | None = Field(
         default=None, gt=0, description="Longest sequence in tokens; None = no bound. None is ever cut."
     )

@@ -48,14 +48,6 @@ ROLLOUT = (
     ),
     Metric("rollout/prompt_length_mean", "Mean tokens of a prompt.", "tokens", "", "response_mean"),
     Metric(
-        "rollout/worked_share",
-        "Share of responses that work the answer out before giving it.",
-        "share",
-        "Rises where working it out pays.",
-        "response_mean",
-        console="worked",
-    ),
-    Metric(
         "rollout/truncated_share",
         "Share of responses cut off by the token budget.",
         "share",
@@ -184,14 +176,6 @@ EVAL = (
         "Moves smoothly.",
         "response_mean",
         console="eval_len",
-    ),
-    Metric(
-        "eval/worked_share",
-        "Share of held-out responses that work the answer out.",
-        "share",
-        "As rollout/worked_share.",
-        "response_mean",
-        console="eval_worked",
     ),
     Metric(
         "eval/truncated_share",

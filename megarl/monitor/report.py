@@ -33,7 +33,6 @@ CURVES = (
     "rollout/accuracy",
     "rollout/reward_mean",
     "rollout/response_length_mean",
-    "rollout/worked_share",
     "sft/loss",
     "train/entropy",
     "train/grad_norm",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from megarl.config.schema import Config
 from megarl.data.prompts import open_prompts
@@ -17,12 +15,10 @@ def check_run(config: Config, ranks: int) -> str:
     """Return one sentence about a run of so many ranks. Raises UserError for the first thing that is wrong: what
     `resolve` refuses, then tokenizer, data and verifiers."""
     plan = resolve(config, ranks)
-    with TemporaryDirectory() as scratch:
-        tokenizer = open_tokenizer(config, Path(scratch))
-        if config.model.make is None or "vocab_size" in config.model.make:
-            tokenizer.check_embedding(plan.architecture.vocab_size)
-        prompts = open_prompts(plan.data, tokenizer)
-        open_demonstrations(config, tokenizer, plan.architecture.max_positions)
+    tokenizer = open_tokenizer(config)
+    tokenizer.check_embedding(plan.architecture.vocab_size)
+    prompts = open_prompts(plan.data, tokenizer)
+    open_demonstrations(config, tokenizer, plan.architecture.max_positions)
     with closing(Scorer(config.rewards)) as scorer:
         scorer.check(prompts.verifiers)
     return f"{plan.recipe.name} on {ranks} ranks, old log-probabilities: {plan.sources.old_logprobs}."

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from megarl.algorithms import Recipe, Sources, make_recipe, resolve_sources
+from megarl.config.files import check_files
 from megarl.config.schema import Config
 from megarl.data.settings import DataSettings
 from megarl.errors import UserError
@@ -20,7 +21,6 @@ from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import UnregisteredMetric
 from megarl.training.make_engine import check_engine
-from megarl.training.make_model import made_config
 from megarl.weights.checkpoint_files import read_config
 from megarl.weights.families import family_of
 
@@ -80,8 +80,10 @@ def resolve(config: Config, world_size: int) -> Plan:
         raise UserError(f"parallel: {problem}; change parallel.* or the number of ranks")
     _check_shares(config, world_size // layout.replica_ranks())
     open_watch(config)
-    hf_config = _read_hf_config(config)
-    architecture = family_of(hf_config, source=f"{config.model.path or 'model.make'}").architecture(hf_config)
+    check_files(config)
+    start = Path(str(config.model.path))
+    hf_config = read_config(start)
+    architecture = family_of(hf_config, source=str(start / "config.json")).architecture(hf_config)
     check_fits(architecture, layout, config.model.transformer)
     if config.platform != "cuda" or torch.cuda.is_available():  # else this machine is not the one it is for
         platform = Platform.detect(config.platform)
@@ -121,11 +123,6 @@ def _check_shares(config: Config, replicas: int) -> None:
                 f"{key}={count} can't be shared out equally to {replicas} data-parallel replicas: set a multiple of "
                 f"{replicas}"
             )
-
-
-def _read_hf_config(config: Config) -> Mapping[str, Any]:
-    model = config.model
-    return made_config(model.make).to_dict() if model.make else read_config(Path(str(model.path)))  # type: ignore[no-any-return]
 
 
 def open_watch(config: Config) -> AlarmWatch:

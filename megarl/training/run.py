@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
 from megarl.config.schema import Config
-from megarl.data.demonstrations import Demonstrations, FileDemonstrations
-from megarl.data.prompts import PromptData, open_prompts, sample_texts
+from megarl.data.demonstrations import Demonstrations
+from megarl.data.prompts import PromptData, open_prompts
 from megarl.data.stream import PromptStream
-from megarl.data.tiny_tokenizer import build_tokenizer
 from megarl.data.tokenizer import ChatTokenizer, load_tokenizer
 from megarl.errors import UserError
 from megarl.megatron import groups as process_groups
@@ -24,7 +22,6 @@ from megarl.megatron.groups import Groups
 from megarl.megatron.platform import Platform
 from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.monitor.alarms import AlarmWatch, stop_if_told
-from megarl.monitor.files import writing
 from megarl.monitor.logger import Logger, NullLogger
 from megarl.monitor.progress import progress
 from megarl.monitor.tell import tell
@@ -34,11 +31,9 @@ from megarl.training.clock import Clock
 from megarl.training.engines import EngineHandle, connect_engine
 from megarl.training.evaluation import Evaluation
 from megarl.training.make_engine import engine_maker
-from megarl.training.make_model import make_checkpoint
 from megarl.training.resolve import Plan, model_settings, open_watch
-from megarl.weights.checkpoint_files import CheckpointReader, read_config
+from megarl.weights.checkpoint_files import CheckpointReader
 from megarl.weights.exchange import load
-from megarl.weights.families import family_of
 from megarl.weights.mapping import NameMap
 
 LOCK = ".lock"
@@ -59,7 +54,7 @@ class Run:
     tokenizer: ChatTokenizer
     prompts: PromptData
     prompt_stream: PromptStream
-    demonstrations: Demonstrations | FileDemonstrations
+    demonstrations: Demonstrations | None
     start_folder: Path
     policy: Policy
     name_map: NameMap
@@ -105,15 +100,8 @@ def open_run(plan: Plan) -> Run:
     with clock.phase("set-up"):
         lock = groups.on_main(lambda: lock_folder(folder))
         with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
-            tokenizer = open_tokenizer(config, folder, groups)
-        start = Path(config.model.path) if config.model.path else folder / "start"
-        if config.model.make is not None:
-            made = config.model.make
-            groups.on_main(lambda: make_checkpoint(made, tokenizer, start, seed=config.seed))
-            hf_config = read_config(start)
-            plan = replace(
-                plan, hf_config=hf_config, architecture=family_of(hf_config).architecture(hf_config)
-            )
+            tokenizer = open_tokenizer(config)
+        start = Path(str(config.model.path))
         tokenizer.check_embedding(plan.architecture.vocab_size)
         with progress("Opening the data", enabled=groups.is_main, announce=True):
             prompts = open_prompts(plan.data, tokenizer)
@@ -187,32 +175,16 @@ def lock_folder(folder: Path) -> IO[str]:
     )
 
 
-def open_tokenizer(config: Config, folder: Path, groups: Groups | None = None) -> ChatTokenizer:
-    """Open the policy's tokenizer; a `tiny` one is built in `folder`, by the main rank of `groups`. Collective."""
-    place = Path(config.model.tokenizer or config.model.path or "")
-    if config.model.tokenizer == "tiny":
-        place = folder / "tokenizer"
-        if groups is None:
-            _build_tiny_tokenizer(config, place)
-        else:
-            groups.on_main(lambda: _build_tiny_tokenizer(config, place))
-    return load_tokenizer(place, config.model.chat_template, config.model.template_options)
-
-
-def _build_tiny_tokenizer(config: Config, folder: Path) -> None:
-    """For the questions of the data and the demonstrations' answers."""
-    texts = sample_texts(config.data.sources)
-    shutil.rmtree(folder, ignore_errors=True)
-    with writing(folder):
-        build_tokenizer(folder, [*texts, *["Answer: "] * len(texts)], config.model.tokenizer_vocab)
+def open_tokenizer(config: Config) -> ChatTokenizer:
+    """Open the policy's tokenizer."""
+    model = config.model
+    return load_tokenizer(str(model.tokenizer or model.path), model.chat_template, model.template_options)
 
 
 def open_demonstrations(
     config: Config, tokenizer: ChatTokenizer, max_positions: int
-) -> Demonstrations | FileDemonstrations:
-    section = config.sft.demonstrations
-    if section.file is None or not config.sft.steps:
-        return Demonstrations(
-            tokenizer, worked_share=section.worked_share, openings=section.openings, seed=section.seed
-        )
-    return FileDemonstrations(section.file, tokenizer, seed=section.seed, max_tokens=max_positions)
+) -> Demonstrations | None:
+    """Open what the cold start learns from; None without one."""
+    if config.sft.demonstrations is None or not config.sft.steps:
+        return None
+    return Demonstrations(config.sft.demonstrations, tokenizer, max_tokens=max_positions)

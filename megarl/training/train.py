@@ -9,7 +9,6 @@ from functools import partial
 
 from megarl.config.load import to_yaml
 from megarl.config.schema import Config
-from megarl.data.demonstrations import FileDemonstrations
 from megarl.megatron.groups import finish, told_once
 from megarl.monitor.alarms import AlarmStop
 from megarl.monitor.files import write_atomic
@@ -134,14 +133,12 @@ def _begin_stage(run: Run, stage: Stage, plan: StagePlan, state: RunState, saver
 
 
 def _describe(run: Run) -> str:
-    made = run.demonstrations
+    learned = run.demonstrations
     return describe_plan(
         run.plan,
         platform=run.policy.platform.kind,
         data=run.prompts.told(),
-        demonstrations=f" from {made.path} ({made.tally.told()})"
-        if isinstance(made, FileDemonstrations)
-        else "",
+        demonstrations=f" from {learned.settings.path} ({learned.tally.told()})" if learned else "",
     )
 
 

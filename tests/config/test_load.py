@@ -14,7 +14,7 @@ from megarl.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTARTS = sorted((ROOT / "configs").glob("quickstart*.yaml"))
 BASE = """
-model: {make: {model_type: qwen3_moe}, tokenizer: tiny}
+model: {path: some/model}
 data: {sources: [{kind: reasoning_gym, task: chain_sum}]}
 """
 
@@ -106,7 +106,8 @@ def test_an_engine_and_its_settings_are_set_in_any_order(base: Path) -> None:
         ("engine.kind=vllm", "the key 'engine.kind' is 'vllm', it must be one of embedded, sglang"),
         ("rl=3", "rl: input should be a valid dictionary"),
         ("steps", "an override is written key.sub=value"),
-        ("model.path=/nowhere", "exactly one of model.path"),
+        ("model.path=null", "model.path: the folder of a Hugging Face checkpoint must be set"),
+        ("sft.steps=3", "sft.demonstrations: a cold start (sft.steps) needs something to learn from"),
         ("data.sources.0.tsk=x", "unknown key 'data.sources.0.tsk'. Did you mean 'task'?"),
         ("data.sources.0.kind=x", "'data.sources.0.kind' is 'x', it must be one of file, reasoning_gym"),
         ("data.evaluations.aime.path=x", "the key 'data.evaluations.aime.kind' is missing"),
@@ -180,7 +181,7 @@ def test_a_key_is_explained_where_it_stands(key: str, told: str) -> None:
         ("modle.path", "unknown key 'modle'. Did you mean 'model'"),
         ("rl.grup_size", "Did you mean 'group_size'"),
         ("algorithm.clip_low", "`megarl algorithms NAME`"),
-        ("model.make.hidden_size", "model.make has no keys of megarl's own"),
+        ("model.transformer.num_layers", "model.transformer has no keys of megarl's own"),
         ("nope", "Known there: alarms, algorithm"),
     ],
 )

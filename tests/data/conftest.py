@@ -1,11 +1,11 @@
-"""A tiny tokenizer, built once for the room's tests."""
+"""The quickstart's kind of tokenizer, built once for the room's tests."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import settings
 
-from megarl.data.tiny_tokenizer import build_tokenizer
+from examples.quickstart.make import build_tokenizer
 from megarl.data.tokenizer import ChatTokenizer
 
 TEXTS = ["What is 12 + 3 - 45?", "State the final answer to the following arithmetic problem: 6 - 7 ="] * 20

@@ -1,18 +1,15 @@
-"""Demonstrations from files: one order for any number of replicas and any restart, every row once an epoch. Those made
-on the spot: right, and in the asked shares."""
+"""Demonstrations: one order for any number of replicas and any restart, every row once an epoch."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from megarl.data.demonstrations import Demonstrations, FileDemonstrations, shows_work
+from megarl.data.demonstrations import Demonstrations
 from megarl.data.settings import DemonstrationSettings
 from megarl.errors import UserError
-from megarl.records import Prompt
 
 
 @pytest.fixture
@@ -26,9 +23,9 @@ def chats(tmp_path: Path) -> Path:
     return path
 
 
-def opened(path: Path, tokenizer, *, max_tokens: int = 1000, **settings) -> FileDemonstrations:
-    made = DemonstrationSettings(**{"path": str(path), "preset": "messages", **settings})
-    return FileDemonstrations(made, tokenizer, seed=3, max_tokens=max_tokens)
+def opened(path: Path, tokenizer, *, max_tokens: int = 1000, **settings) -> Demonstrations:
+    made = DemonstrationSettings(**{"path": str(path), "preset": "messages", "seed": 3, **settings})
+    return Demonstrations(made, tokenizer, max_tokens=max_tokens)
 
 
 def learned(tokenizer, sequences) -> list[str]:
@@ -40,6 +37,21 @@ def test_every_row_is_learned_once_an_epoch_in_an_order_of_its_own(chats, tokeni
     epochs = [learned(tokenizer, made.batch(step, 10)) for step in (1, 2)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == [f"say {i}" for i in range(10)]
     assert epochs[0] != epochs[1] != sorted(epochs[0])
+
+
+def test_rows_may_keep_their_own_order(chats, tokenizer):
+    made = opened(chats, tokenizer, shuffle=False)
+    learned_rows = [text for step in (1, 2, 3) for text in learned(tokenizer, made.batch(step, 4))]
+    assert learned_rows == [f"say {i % 10}" for i in range(12)]
+
+
+def test_what_is_learned_and_in_which_order_makes_the_identity(chats, tokenizer):
+    same = {opened(chats, tokenizer).identity for _ in range(2)}
+    others = {opened(chats, tokenizer, seed=4).identity, opened(chats, tokenizer, shuffle=False).identity}
+    chats.write_text(chats.read_text().replace("say 7", "say 8"))
+    others.add(opened(chats, tokenizer).identity)
+    assert len(same) == 1
+    assert len(same | others) == 4
 
 
 def test_replicas_share_a_step_out_and_a_restart_goes_on_where_it_was(chats, tokenizer):
@@ -71,15 +83,3 @@ def test_a_file_without_demonstrations_is_an_error_that_names_it(tmp_path, token
     path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
     with pytest.raises(UserError, match=r"questions\.jsonl, row 1"):
         opened(path, tokenizer)
-
-
-def test_made_demonstrations_are_right_and_come_in_the_asked_shares(tokenizer):
-    made = Demonstrations(tokenizer, worked_share=0.6, openings=("", "Work: ", "Sum: "), seed=0)
-    entry = {"answer": "8", "metadata": {"expression": "4 - 1 - 7 + 12"}}
-    reference = {"dataset": "chain_sum", "entry": entry}
-    said = Counter(made.response(Prompt(f"p/{n}", [1], "", "", reference)) for n in range(3000))
-    direct = said.pop("Answer: 8")
-    assert direct == pytest.approx(1200, abs=120)
-    assert not shows_work("Answer: 8")
-    assert set(said) == {f"{opening}4-1=3-7=-4+12=8\nAnswer: 8" for opening in ("", "Work: ", "Sum: ")}
-    assert all(shows_work(text) and count == pytest.approx(600, abs=90) for text, count in said.items())

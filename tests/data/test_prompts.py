@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from megarl.data.procedural import ReasoningGymQuestions
-from megarl.data.prompts import open_prompts, sample_texts
+from megarl.data.prompts import open_prompts
 from megarl.data.questions import content_key, find_leaks, frame, is_held_out, normalised
 from megarl.data.settings import DataSettings, Framing, ReasoningGymSettings
 from megarl.errors import UserError
@@ -112,6 +112,19 @@ def test_endless_streams_are_the_same_in_each_run_and_share_out_to_replicas(toke
     assert alone == shared
     assert len(set(alone)) == 30
     assert [p.text for p in made.heldout["chain_sum"]] == [p.text for p in again.heldout["chain_sum"]]
+
+
+def test_an_endless_source_may_begin_later_with_the_same_questions_held_out(tokenizer):
+    whole, later = (
+        open_prompts(data(sources=[chain_sum(start=start)], heldout={"count": 10}), tokenizer)
+        for start in (0, 7)
+    )
+    assert [p.prompt_id for p in later.stream().next(5)] == [p.prompt_id for p in whole.stream().next(12)[7:]]
+    assert [p.text for p in later.heldout["chain_sum"]] == [p.text for p in whole.heldout["chain_sum"]]
+    with pytest.raises(UserError, match="the data are not those of the checkpoint"):
+        later.stream().load_state_dict(whole.stream().state_dict())
+    with pytest.raises(ValueError, match="start=7 is for an endless task"):
+        data(sources=[chain_sum(start=7, size=100)])
 
 
 def test_evaluations_are_kept_out_of_training(tokenizer):
@@ -258,12 +271,3 @@ def test_the_split_has_the_size_it_is_asked_for_and_the_salt_changes_it():
     chosen = {k for k in keys if is_held_out(k, 0.1)}
     assert 400 < len(chosen) < 600
     assert 20 < len(chosen & {k for k in keys if is_held_out(k, 0.1, "other")}) < 90
-
-
-def test_sample_texts_are_the_framed_questions_of_every_source():
-    sources = data(
-        sources=[chain_sum(suffix="!"), {"kind": "reasoning_gym", "task": "gcd", "size": 3}]
-    ).sources
-    texts = sample_texts(sources, count=5)
-    assert len(texts) == 8
-    assert all(t.endswith("!") for t in texts[:5])

@@ -1,20 +1,14 @@
-"""The tokenizer: chat templates, what is learned of a conversation, and the tiny one that is built on the
-spot."""
+"""The tokenizer: chat templates, and what is learned of a conversation."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
-from megarl.data.tiny_tokenizer import build_tokenizer
 from megarl.data.tokenizer import load_tokenizer
 from megarl.errors import UserError
 
@@ -41,52 +35,6 @@ def test_any_text_survives_the_byte_level_tokenizer(tokenizer, text):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@given(st.integers(0, 10**30))
-def test_every_digit_is_a_token_of_its_own(tokenizer, number):
-    assert len(tokenizer.encode(str(number))) == len(str(number))
-
-
-def test_all_256_bytes_have_a_token(tokenizer):
-    entries = json.loads((tokenizer.folder / "tokenizer.json").read_text())["model"]["vocab"]
-    assert len([entry for entry in entries if len(entry) == 1]) == 256
-    assert tokenizer.vocab_size <= 384
-
-
-def test_auto_tokenizer_loads_what_was_built(tokenizer):
-    hf = AutoTokenizer.from_pretrained(tokenizer.folder)
-    assert (hf.pad_token_id, hf.eos_token, hf.eos_token_id, len(hf)) == (
-        0,
-        "<|im_end|>",
-        2,
-        tokenizer.vocab_size,
-    )
-    text = hf.apply_chat_template(CHAT[:2], tokenize=False, add_generation_prompt=True)
-    assert text == tokenizer.render_prompt(CHAT[:2])
-
-
-BUILD = """
-import sys
-from megarl.data.tiny_tokenizer import build_tokenizer
-words = ("ab", "ba", "cd")
-build_tokenizer(sys.argv[1], [f"What is {i} times {i + 1}, or {word}?" for i in range(500) for word in words])
-"""
-
-
-def test_each_build_gives_the_same_bytes_in_any_process(tmp_path):
-    env = {"PATH": "", "RAYON_NUM_THREADS": "4", "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
-    elsewhere, here = tmp_path / "else where", tmp_path / "here"
-    subprocess.run([sys.executable, "-c", BUILD, elsewhere], check=True, env=env, capture_output=True)
-    exec(BUILD.replace("sys.argv[1]", repr(str(here))), {})
-    names = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
-    assert sorted(f.name for f in elsewhere.iterdir()) == names
-    assert [(elsewhere / n).read_bytes() for n in names] == [(here / n).read_bytes() for n in names]
-
-
-def test_a_vocabulary_without_room_for_all_bytes_is_refused(tmp_path):
-    with pytest.raises(UserError, match="at least 259"):
-        build_tokenizer(tmp_path, ["a"], vocab_size=258)
-
-
 def test_the_assistants_turns_are_learned_and_nothing_else(tokenizer):
     sequence = tokenizer.encode_chat(CHAT)
     learned = tokenizer.hf.decode(sequence.token_ids[sequence.loss_mask])
@@ -108,6 +56,13 @@ def test_a_demonstration_begins_where_the_engine_would_begin_to_sample(tokenizer
     )
     assert chat.token_ids.tolist() == sequence.token_ids.tolist()
     assert chat.loss_mask.tolist() == sequence.loss_mask.tolist()
+
+
+def test_many_conversations_are_encoded_like_each_alone(tokenizer):
+    chats = [CHAT, CHAT[:3], CHAT[1:3], [{"role": "assistant", "content": "I begin."}], CHAT]
+    for one, alone in zip(tokenizer.encode_chats(chats), map(tokenizer.encode_chat, chats), strict=True):
+        assert one.token_ids.tolist() == alone.token_ids.tolist()
+        assert one.loss_mask.tolist() == alone.loss_mask.tolist()
 
 
 def test_a_turn_that_the_template_leaves_open_still_learns_to_stop(tokenizer, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megarl.bench.measure import PeakMemory
+from benchmarks.measure import PeakMemory
 from megarl.megatron.logprobs import VocabularyShard, vocabulary_logprobs
 from tests.ranks import RankPool
 

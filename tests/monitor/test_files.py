@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from megarl.data.tiny_tokenizer import build_tokenizer
+from examples.quickstart.make import build_tokenizer
 from megarl.errors import UserError
 from megarl.monitor.files import writing
 from tests.disk import full_disk

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import RankPool
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """
-defaults: [{root}/configs/quickstart.yaml]
-model:
-  make: {{hidden_size: 32, intermediate_size: 32, head_dim: 16, num_attention_heads: 2, num_key_value_heads: 1,
-         moe_intermediate_size: 32, num_hidden_layers: 2}}
+defaults: [{quickstart}]
 data: {{heldout: {{count: 16}}}}
 sft: {{steps: 4, batch_size: 8, log_every: 2}}
 rl: {{steps: 6, prompts_per_step: 4, group_size: 4, minibatches: 2, audit_every: 2, audit_responses: 6,
@@ -40,10 +39,10 @@ class Finished:
 class Command:
     """`python -m megarl ...` in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quickstart: Path) -> None:
         self.folder = folder
         self.config = folder / "tiny.yaml"
-        self.config.write_text(TINY.format(root=ROOT))
+        self.config.write_text(TINY.format(quickstart=quickstart))
 
     def environment(self) -> dict[str, str]:
         kept = {
@@ -107,9 +106,15 @@ def wait_until(condition, seconds: float, what: str) -> None:  # type: ignore[no
 
 
 @pytest.fixture(scope="session")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
+def command(tmp_path_factory: pytest.TempPathFactory, quickstart: Path) -> Command:
     """One folder (with a space in its name) for all runs of the session."""
-    return Command(tmp_path_factory.mktemp("runs of megarl"))
+    return Command(tmp_path_factory.mktemp("runs of megarl"), quickstart)
+
+
+@pytest.fixture(scope="module")
+def ranks(ranks: RankPool, quickstart: Path) -> RankPool:
+    """The pool, once the files are made that its jobs open (`tests.training.jobs.open_tiny`)."""
+    return ranks
 
 
 @pytest.fixture(scope="session")

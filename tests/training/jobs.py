@@ -39,13 +39,14 @@ from megarl.training.state import (
 )
 from megarl.weights.exchange import stream
 from tests.disk import full_disk
-from tests.training.conftest import ROOT, TINY
+from tests.training.conftest import TINY
 
 
 def open_tiny(folder: Path, *words: str) -> Run:
     """A run of the tiny configuration below `folder`."""
     file = folder / f"tiny_{os.environ['RANK']}.yaml"
-    file.write_text(TINY.format(root=ROOT))
+    made = (above / "quickstart" / "quickstart.yaml" for above in folder.parents)
+    file.write_text(TINY.format(quickstart=next(path for path in made if path.is_file())))
     config = load_config(file, [f"folder={folder}/run", *words])
     return open_run(resolve(config, int(os.environ["WORLD_SIZE"])))
 
@@ -62,11 +63,11 @@ def prepared(run: Run, name: str) -> Any:
     return stage
 
 
-def train(run: Run, stage: Stage, steps: int) -> None:
-    """Steps of the cold start, whichever stage the run is in."""
+def train(run: Run, stage: Stage, first: int, steps: int = 1) -> None:
+    """Steps of the cold start from number `first` on, whichever stage the run is in."""
     learner = stage if stage.name == "sft" else opened(run, "sft")
-    for _ in range(steps):
-        learner.step(1, 0)
+    for step in range(first, first + steps):
+        learner.step(step, 0)
 
 
 def state_of(run: Run, stage: Stage, step: int) -> RunState:
@@ -114,11 +115,11 @@ def behind_job(folder: Path) -> dict[str, Any]:
     """Saved after two steps; two more steps while nothing is written yet; then written."""
     run = open_tiny(folder, "checkpoint.asynchronous=on")
     stage, saver = prepared(run, "sft"), saver_of(run)
-    train(run, stage, 2)
+    train(run, stage, 1, 2)
     saved = weights_of(run, stage)
     with slow_disk(saver):
         saver.save(state_of(run, stage, 2), stage.models)
-        train(run, stage, 2)
+        train(run, stage, 3, 2)
         saver.poll()
         unfinished = checkpoints_of(run)
     trained = weights_of(run, stage)
@@ -164,7 +165,7 @@ def resume_job(
     stage = opened(run, found.state.stage)
     load_found(run, stage, found)
     loaded = weights_of(run, stage)
-    train(run, stage, steps)
+    train(run, stage, found.state.step + 1, steps)
     run.close()
     return {"step": found.state.step, "loaded": loaded, "trained": weights_of(run, stage)}
 
@@ -173,7 +174,7 @@ def demonstrations_job(folder: Path, response: str) -> str:
     """A cold start from a file of this one response, resumed or begun. What is told."""
     file = folder / f"demonstrations_{os.environ['RANK']}.jsonl"
     file.write_text(json.dumps({"prompt": "1 + 1 =", "response": response}))
-    run = open_tiny(folder, f"sft.demonstrations.file={{path: {file}, preset: prompt_response}}")
+    run = open_tiny(folder, f"sft.demonstrations={{path: {file}, preset: prompt_response}}")
     stage, saver = opened(run, "sft"), saver_of(run)
     try:
         if (found := find_checkpoint(run.plan, run.groups)) is not None:
@@ -195,10 +196,10 @@ def failing_disk_job(folder: Path, asynchronous: str) -> dict[str, Any]:
     stage, saver, told, kept = prepared(run, "sft"), saver_of(run), io.StringIO(), []
     for step in (1, 2, 3):
         refused = full_disk() if step == 2 and run.groups.rank == 1 else contextlib.nullcontext()
-        train(run, stage, 1)
+        train(run, stage, step)
         with contextlib.redirect_stderr(told), refused:
             saver.save(state_of(run, stage, step), stage.models)
-            train(run, stage, 1)
+            train(run, stage, step)
             saver.finish()
         kept.append(sorted(path.name for path in checkpoints_folder(run.plan.folder).iterdir()))
     saver.close()

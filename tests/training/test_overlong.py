@@ -91,7 +91,7 @@ def test_nothing_happens_unless_asked_for():
 
 def test_counts_read_raw_rewards_every_part_and_the_reason_of_what_is_unscored():
     made = settle_overlong(group(response(20, 1.0), response(5, 0.0), response(6, None)), SOFT, BUDGET)
-    counts = rollout_counts([made], worked=lambda text: False)
+    counts = rollout_counts([made])
     assert counts["accuracy"] == (1.0, 2.0), "a punished right answer is still right"
     assert counts["reward_mean"] == (0.0, 2.0)
     assert counts["reward_part/math"] == (1.0, 2.0)
@@ -106,6 +106,6 @@ def test_a_group_that_nobody_could_score_is_neither_all_wrong_nor_all_correct():
         group(response(5, 1.0), response(6, None)),
         group(response(5, 0.0), response(6, None)),
     ]
-    counts = rollout_counts(groups, worked=lambda text: False)
+    counts = rollout_counts(groups)
     assert counts["groups_all_correct"] == (1.0, 1.0)
     assert counts["groups_all_wrong"] == (1.0, 1.0)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from megarl.config.load import load_config
-from megarl.training.run import claim_folder
+from megarl.training.run import lock_folder
 from tests.disk import full_disk
 from tests.training.conftest import Command, Finished, processes_in, wait_until
 
@@ -49,12 +49,16 @@ def test_a_run_ends_with_a_table_and_leaves_what_it_promises(command: Command, s
 
 
 def test_the_exported_model_scores_the_sampled_tokens_as_the_engine_did(
-    command: Command, straight: Finished
+    command: Command, quickstart: Path, tmp_path: Path
 ) -> None:
     """The last samples were drawn by the policy before the last update, so a step without learning is compared."""
-    result = command.train(
-        "frozen", "rl.steps=1", "rl.optimizer={lr: 1e-20, min_lr: 0}", "log.samples_every=1", "sft.steps=2"
+    elsewhere = tmp_path / "tokenizer"
+    shutil.copytree(
+        quickstart.parent / "model", elsewhere, ignore=shutil.ignore_patterns("*config*", "*.safetensors")
     )
+    shutil.copy(quickstart.parent / "model" / "tokenizer_config.json", elsewhere)
+    words = ["rl.steps=1", "rl.optimizer={lr: 1e-20, min_lr: 0}", "log.samples_every=1", "sft.steps=2"]
+    result = command.train("frozen", *words, f"model.tokenizer={elsewhere}")
     assert result.code == 0, result.output
     folder = command.folder / "runs" / "frozen"
     assert (folder / "hf" / "generation_config.json").is_file()  # the tokenizer is not the model folder's
@@ -152,7 +156,7 @@ def test_a_disk_that_is_full_from_the_start_is_told_once(command: Command) -> No
 def test_two_runs_in_one_folder_keep_out_of_each_others_way(command: Command) -> None:
     folder = command.folder / "runs" / "claimed"
     folder.mkdir(parents=True)
-    with claim_folder(folder):
+    with lock_folder(folder):
         result = command.train("claimed", "rl.steps=0", "sft.steps=1")
     assert result.code == 2, result.output
     assert "runs/claimed: another run is at work in this folder" in result.output
@@ -230,7 +234,7 @@ def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> No
     ("words", "told"),
     [
         (["parallel.expert=3"], "do not divide the world size 2"),
-        (["model.path=/nowhere", "model.make=null"], "/nowhere"),
+        (["model.path=/nowhere"], "model.path: /nowhere: no such folder"),
         (["sampling.max_new_tokens=500"], "no room for a prompt in the model's context of 256"),
         (["sampling.max_new_tokens=250"], "longer than max_prompt_tokens=6"),
         (["evaluation.max_new_tokens=500"], "evaluation.max_new_tokens=500 leaves no room"),
@@ -239,8 +243,7 @@ def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> No
         (["data.sources=[{kind: file, path: empty.jsonl}]"], "empty.jsonl"),
         (["rl.optimizer.lr=1e-6"], "min_lr 1e-05 is above lr 1e-06"),
         (["alarms.rules=[{metric: train/speed, when: above, threshold: 1}]"], "train/speed"),
-        (["model.make.vocab_size=100"], "100"),
-        (["model.make.model_type=qwen9"], "unknown model type 'qwen9'"),
+        (["sft.demonstrations=null"], "sft.demonstrations: a cold start (sft.steps) needs something"),
         (["algorithm=gpso"], "Did you mean 'gspo'"),
         (["folder=/proc/megarl"], "/proc/megarl: the run folder cannot be written"),
         (["engine={kind: sglang, python: /nowhere/python}"], "launch/install_sglang.sh"),
@@ -358,7 +361,7 @@ def test_demonstrations_from_a_file_a_template_and_the_datas_counts(command: Com
         "{% if add_generation_prompt %}assistant{{ mark }}{% endif %}"
     )
     words = (
-        f"sft.demonstrations.file={{path: {demonstrations}, preset: prompt_response}}",
+        f"sft.demonstrations={{path: {demonstrations}, preset: prompt_response}}",
         f"model.chat_template={template}",
         "model.template_options={mark: '::'}",
         "rl.steps=1",
@@ -411,9 +414,7 @@ def test_an_unsupported_architecture_is_refused_by_name(
     (tmp_path / "model" / "config.json").write_text(
         json.dumps({**config, "architectures": ["MambaForCausalLM"]})
     )
-    result = command.train(
-        "mistaken", "model.make=null", f"model.path={tmp_path}/model", "model.tokenizer=null"
-    )
+    result = command.train("mistaken", f"model.path={tmp_path}/model")
     assert result.code == 2
     assert "architecture MambaForCausalLM is not supported" in result.output
 

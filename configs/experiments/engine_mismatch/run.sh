@@ -12,7 +12,11 @@ out=runs/engine_mismatch
 python="${PYTHON:-.venv/bin/python}"
 mkdir -p "$out"
 
-[[ -d "$out/larger/hf" ]] || "$python" -m megarl train "$here/larger.yaml" folder="$out/larger"
+if [[ ! -d "$out/larger/hf" ]]; then
+    "$python" examples/quickstart/make.py "$here/larger.yaml" --folder "$out/start" --model \
+        "{hidden_size: 192, intermediate_size: 384, num_hidden_layers: 8, num_experts: 32, num_experts_per_tok: 4}"
+    "$python" -m megarl train "$here/larger.yaml" folder="$out/larger"
+fi
 
 measure() { # name, model, further settings
     [[ -f "$out/$1/done" ]] && return

@@ -16,8 +16,11 @@ mkdir -p "$out"
 for seed in "${seeds[@]}"; do
     cold="$out/cold_s$seed"
     if [[ ! -d "$cold/hf" ]]; then
-        "$python" -m megarl train "$here/cold.yaml" folder="$cold" seed="$seed" data.seed="$seed" \
-            sft.demonstrations.seed="$seed"
+        start="$out/start_s$seed"
+        words=(seed="$seed" data.seed="$seed" model.path="$start/model"
+            sft.demonstrations.path="$start/demonstrations.jsonl")
+        "$python" examples/quickstart/make.py "$here/cold.yaml" "${words[@]}" --folder "$start"
+        "$python" -m megarl train "$here/cold.yaml" folder="$cold" "${words[@]}"
     fi
     for variant in grpo grpo_r2 grpo_r3 gspo_recompute gspo_engine; do
         run="$out/${variant}_s$seed"

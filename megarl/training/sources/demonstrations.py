@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megarl.data.demonstrations import Demonstrations, FileDemonstrations
-from megarl.data.stream import PromptStream
+from megarl.data.demonstrations import Demonstrations
 from megarl.errors import UserError
 from megarl.megatron.policy import Policy
 from megarl.records import Batch
 from megarl.training.minibatches import pack_sequences
 
 
-@dataclass
+@dataclass(frozen=True)
 class DemonstrationBatches:
-    """Packed demonstrations. batch_size: of a step, over all replicas."""
+    """Packed demonstrations. batch_size: of a step, over all replicas. The step's number says which they are, so there
+    is no position to save."""
 
-    demonstrations: Demonstrations | FileDemonstrations
-    prompt_stream: PromptStream
+    demonstrations: Demonstrations
     policy: Policy
     batch_size: int
     token_budget: int
@@ -27,14 +26,11 @@ class DemonstrationBatches:
     def next(self, step: int) -> list[Batch]:
         groups = self.policy.groups
         share = self.batch_size // groups.replica_count
-        if isinstance(self.demonstrations, FileDemonstrations):
-            sequences = self.demonstrations.batch(step, share, groups.replica_index, groups.replica_count)
-        else:
-            sequences = [self.demonstrations.sequence(prompt) for prompt in self.prompt_stream.next(share)]
+        sequences = self.demonstrations.batch(step, share, groups.replica_index, groups.replica_count)
         return [pack_sequences(sequences, self.policy, self.token_budget)]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"demonstrations": self.demonstrations.identity, "stream": self.prompt_stream.state_dict()}
+        return {"demonstrations": self.demonstrations.identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         then, now = state["demonstrations"], self.demonstrations.identity
@@ -43,4 +39,3 @@ class DemonstrationBatches:
                 f"its cold start learned from other demonstrations ({then}) than those of now ({now}): restore them, "
                 "or start a new run with another name"
             )
-        self.prompt_stream.load_state_dict(state["stream"])

@@ -71,9 +71,9 @@ class SftStage(Stage):
 def open_stage(run: Run, plan: StagePlan) -> SftStage:
     """Open the stage on this rank."""
     config = run.plan.config
+    assert run.demonstrations is not None
     source = DemonstrationBatches(
         run.demonstrations,
-        run.prompt_stream,
         run.policy,
         batch_size=config.sft.batch_size,
         token_budget=config.batching.micro_batch_tokens,

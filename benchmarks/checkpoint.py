@@ -1,8 +1,12 @@
-"""What a training checkpoint costs, beside plainly writing as many bytes; and what of it the training waits for when it
-is written behind."""
+"""What saving and loading a training checkpoint costs, beside torch.save of as many bytes; and what of it the training
+waits for when it is written behind.
+
+    python benchmarks/checkpoint.py [--layers 2] [--turns 7] [--folder FOLDER]
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import statistics
@@ -12,9 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from measure import Timing, in_turns
+from step import StepSize, make_trainer
 
-from megarl.bench.measure import Timing, in_turns
-from megarl.bench.step import StepSize, make_trainer
 from megarl.megatron.checkpoint import begin_checkpoint, load_checkpoint
 from megarl.megatron.groups import finish
 from megarl.megatron.policy import Policy
@@ -87,3 +91,23 @@ def _bench(policy: Policy, folder: Path, turns: int) -> str:
         rate = size / statistics.median(timing.seconds)
         lines.append(f"{name:<13} {size:7.1f} MB {rate:8.0f} MB/s {timing}")
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--layers", type=int, default=2, help="layers of the policy, 28 MB of training state each"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=7, help="times that each variant is measured, at least 2"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder of the disk to measure; else that of temporary files"
+    )
+    options = parser.parse_args()
+    size = StepSize(layers=options.layers, hidden_size=256, expert_size=256)
+    print(bench_checkpoint(size, turns=options.turns, below=options.folder))
+
+
+if __name__ == "__main__":
+    main()

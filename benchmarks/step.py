@@ -1,8 +1,9 @@
 """What a training step costs with each source of old log-probabilities and each kind of routing replay, on the same
-samples, in turns."""
+samples, in turns. `replay.py` and `logprob_source.py` measure it."""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from measure import Timing, in_turns
 
 from megarl.algorithms import Sources, get_recipe
-from megarl.bench.measure import Timing, in_turns
 from megarl.megatron.groups import finish, initialize
 from megarl.megatron.layout import Layout
 from megarl.megatron.model import ModelSettings
@@ -35,14 +36,7 @@ from megarl.weights.exchange import load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import NameMap
 
-# variant: source of old log-probabilities, routing replay
-Variants = Mapping[str, tuple[str, str]]
-LOGPROB_SOURCES: Variants = {"recompute": ("recompute", "off"), "engine": ("engine", "off")}
-REPLAY: Variants = {
-    "recompute": ("recompute", "off"),
-    "recompute + R2": ("recompute", "recorded"),
-    "recompute + R3": ("recompute", "engine"),
-}
+Variants = Mapping[str, tuple[str, str]]  # by name: source of old log-probabilities, routing replay
 
 
 @dataclass(frozen=True)
@@ -61,6 +55,34 @@ class StepSize:
     response_tokens: int = 64
     minibatches: int = 4
     micro_batch_tokens: int = 4096
+
+
+SIZES = {
+    "tiny": StepSize(
+        layers=1, hidden_size=32, expert_size=32, prompts=2, group_size=4, response_tokens=8, minibatches=2
+    ),
+    "small": StepSize(),
+    "deep": StepSize(layers=12, experts=16, top_k=4),
+    "wide": StepSize(hidden_size=384, expert_size=256, experts=16, top_k=4, vocabulary=4096),
+}
+
+
+def step_options(description: str) -> argparse.ArgumentParser:
+    """The options of a benchmark of steps."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--size", choices=[*SIZES, "all"], default="all", help="a tiny policy, or all of them"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=7, help="times that each variant is measured, at least 2"
+    )
+    return parser
+
+
+def bench_sizes(size: str, variants: Variants, *, turns: int) -> None:
+    """Measure a policy of this size, or of all sizes, and print its table."""
+    for name in SIZES if size == "all" else [size]:
+        print(f"{name}: {bench_step(SIZES[name], variants, turns=turns).table()}\n")
 
 
 @dataclass(frozen=True)
@@ -99,7 +121,7 @@ class StepBench:
 
 
 def bench_step(size: StepSize, variants: Variants, *, turns: int) -> StepBench:
-    """On this process alone. Leaves nothing behind."""
+    """Measure on this process alone. Leaves nothing behind."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             return _bench(size, variants, Path(folder), turns)
@@ -143,7 +165,7 @@ def _bench(size: StepSize, variants: Variants, folder: Path, turns: int) -> Step
 
 
 def make_trainer(size: StepSize, folder: Path) -> Policy:
-    """Of a policy of that size, made in `folder`, alone in its world; with an optimizer."""
+    """Make a policy of that size in `folder`, alone in its world and with an optimizer."""
     make_policy(size, folder)
     platform = Platform.detect()
     groups = initialize(Layout(), platform, seed=0)
@@ -212,19 +234,3 @@ def _rollout(engine: EmbeddedEngine, size: StepSize) -> list[Group]:
             samples.append(sample)
         groups.append(Group(prompt, tuple(samples)))
     return groups
-
-
-def memory_over_steps(steps: int, *, tokens: int = 4096, layers: int = 48, top_k: int = 8) -> list[int]:
-    """Resident bytes of this process after each of `steps` steps that store and free the routes of a rollout."""
-    import psutil
-
-    rng = np.random.default_rng(0)
-    experts = rng.random((tokens, layers, 16)).argsort(-1)[..., :top_k].astype(np.uint8)
-    process, resident = psutil.Process(), []
-    for step in range(steps):
-        store = RouteStore(in_memory_bytes=experts.nbytes * 4)
-        for n in range(8):
-            store.add(f"{step}/{n}", experts.copy(), np.zeros(tokens, bool))
-        store.close()
-        resident.append(process.memory_info().rss)
-    return resident

@@ -1,11 +1,18 @@
-"""Log-probabilities and entropies in chunks beside the plain computation that holds all logits."""
+"""The LM head's log-probabilities and entropies in chunks beside the plain computation that holds all logits: time and
+memory.
+
+    python benchmarks/logprobs.py [--tokens 2048] [--hidden-size 512] [--vocabulary 32768] [--chunk 512]
+                                  [--dtype float32|bfloat16] [--turns 5]
+"""
 
 from __future__ import annotations
 
+import argparse
+
 import torch
+from measure import PeakMemory, in_turns
 from torch import Tensor
 
-from megarl.bench.measure import PeakMemory, in_turns
 from megarl.megatron.logprobs import VocabularyShard, vocabulary_logprobs
 
 
@@ -48,3 +55,21 @@ def bench_logprobs(
     for name, timing in in_turns(variants, turns=turns).items():
         lines.append(f"{name:<10} {timing}   peak {peaks[name] / 2**20:8.1f} MiB")
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens of the micro-batch")
+    parser.add_argument("--hidden-size", type=int, default=512, help="width of the hidden states")
+    parser.add_argument("--vocabulary", type=int, default=32768, help="rows of the LM head")
+    parser.add_argument("--chunk", type=int, default=512, help="tokens whose logits exist at one time")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--turns", type=int, default=5, help="times that each variant is measured, at least 2"
+    )
+    options = vars(parser.parse_args())
+    print(bench_logprobs(**{**options, "dtype": getattr(torch, options["dtype"])}))
+
+
+if __name__ == "__main__":
+    main()
