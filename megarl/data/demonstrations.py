@@ -57,13 +57,13 @@ class Demonstrations:
 
     def response(self, prompt: Prompt) -> str:
         """The text to learn. Raises UserError for a task without demonstrations, naming it."""
-        task = prompt.reference.get("dataset")
+        task = prompt.ground_truth.get("dataset")
         if task not in DEMONSTRATED:
             raise UserError(
                 f"prompt {prompt.prompt_id!r}: there are no demonstrations for task {task!r}, only for "
                 f"{', '.join(DEMONSTRATED)}: set sft.steps=0 or use that task"
             )
-        entry = prompt.reference["entry"]
+        entry = prompt.ground_truth["entry"]
         answer = f"{ANSWER} {entry['answer']}"
         digest = hashlib.blake2b(f"{self.seed}/{prompt.prompt_id}".encode(), digest_size=8).digest()
         draw = int.from_bytes(digest, "big")

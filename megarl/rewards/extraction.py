@@ -6,9 +6,10 @@ Every scan is linear in the text, whatever the text.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
-from megarl.rewards.registry import Response
+from megarl.rewards.contract import Response
 
 Extract = Literal["whole", "boxed", "tag", "marker", "auto"]
 
@@ -80,6 +81,29 @@ def last_box(text: str) -> str | None:
             found, found_end = text[position + 1 : closing[position]], closing[position]
         elif position < len(text) and text[position] != "{" and (bare := _BARE.match(text, position)):
             found, found_end = bare.group().rstrip(".,"), bare.end()  # \boxed 5, as TeX allows
+    return found
+
+
+def last_code_block(text: str, labels: Sequence[str]) -> str | None:
+    """The last closed fenced block (CommonMark's rules) with one of these labels or none. None: there is
+    none.
+
+    A block that is opened and never closed does not hide an earlier one.
+    """
+    found = fence = None
+    wanted, lines = False, list[str]()
+    for line in text.splitlines(keepends=True):
+        match = re.match(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*$", line.rstrip("\r\n"))
+        if fence is None:
+            if match:
+                fence, lines = match[1], []
+                wanted = not match[2] or match[2].lower().strip("{}.") in labels
+        elif match and match[1].startswith(fence) and line.strip() == match[1]:
+            if wanted:
+                found = "".join(lines)
+            fence = None
+        else:
+            lines.append(line)
     return found
 
 

@@ -76,8 +76,8 @@ def test_a_file_without_demonstrations_is_an_error_that_names_it(tmp_path, token
 def test_made_demonstrations_are_right_and_come_in_the_asked_shares(tokenizer):
     made = Demonstrations(tokenizer, worked_share=0.6, openings=("", "Work: ", "Sum: "), seed=0)
     entry = {"answer": "8", "metadata": {"expression": "4 - 1 - 7 + 12"}}
-    reference = {"dataset": "chain_sum", "entry": entry}
-    said = Counter(made.response(Prompt(f"p/{n}", [1], "", "", reference)) for n in range(3000))
+    ground_truth = {"dataset": "chain_sum", "entry": entry}
+    said = Counter(made.response(Prompt(f"p/{n}", [1], "", "", ground_truth)) for n in range(3000))
     direct = said.pop("Answer: 8")
     assert direct == pytest.approx(1200, abs=120)
     assert not shows_work("Answer: 8")
