@@ -30,7 +30,7 @@ from megarl.rewards.execution.inside import wire
 from megarl.rewards.execution.view import make_view
 from tests.rewards.execution.sandboxes import CONFINED, SMALL, nothing_left_behind, sandbox
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(params=CONFINED)

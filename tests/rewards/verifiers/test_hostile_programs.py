@@ -25,7 +25,7 @@ from megarl.rewards.contract import Response
 from megarl.rewards.verifiers.code import code
 from tests.rewards.execution.sandboxes import CONFINED, SMALL, nothing_left_behind, sandbox
 
-FOLDER = Path(__file__).parent.parent / "fixtures" / "hostile"
+FOLDER = Path(__file__).parents[2] / "fixtures" / "hostile"
 PROGRAMS = sorted(FOLDER.glob("*/*.py"))
 DECIDED_OUTSIDE = ("verdict", "time")  # where the way to confine makes no difference: one of them is enough
 SECRET = "MEGARL_TEST_SECRET"
