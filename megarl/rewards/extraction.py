@@ -36,12 +36,12 @@ _BARE = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])")
 def answer_part(
     response: Response, *, think: tuple[str, str] = THINK, eos: tuple[str, ...] = EOS_STRINGS
 ) -> str:
-    """The response without thinking and end-of-sequence strings; the prompt may have opened the thinking."""
+    """Return the response without thinking and end-of-sequence strings; the prompt may have opened the thinking."""
     return visible(response.text, think=think, eos=eos, opened=response.prompt.rstrip().endswith(think[0]))
 
 
 def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
-    """The answer, stripped; None where the convention isn't met.
+    """Return the answer, stripped; None where the convention isn't met.
 
     whole: the text. boxed: the last closed box. tag: inside the last closed `<tag>...</tag>`. marker: the
     rest of the line after the last `marker`. auto: the first of tag, boxed, marker, whole that is there.
@@ -63,7 +63,7 @@ def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last closed box that is not itself inside a closed box; None where there is none.
+    """Return the content of the last closed box that is not itself inside a closed box; None where there is none.
 
     >>> last_box(r"\\boxed{4} so \\boxed{\\frac{1}{2}} and \\boxed{5")
     '\\\\frac{1}{2}'
@@ -85,8 +85,7 @@ def last_box(text: str) -> str | None:
 
 
 def last_code_block(text: str, labels: Sequence[str]) -> str | None:
-    """The last closed fenced block (CommonMark's rules) with one of these labels or none. None: there is
-    none.
+    """Return the last closed fenced block (CommonMark's rules) with one of these labels or none, or None.
 
     A block that is opened and never closed does not hide an earlier one.
     """

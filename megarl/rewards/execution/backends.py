@@ -48,7 +48,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start one sandbox, and what its supervisor must know.
+    """A plan that says how to start one sandbox, and what its supervisor must know.
 
     own_processes: it has a process namespace. count_processes: RLIMIT_NPROC counts only this sandbox.
     folder: a folder of the host to remove afterwards.
@@ -77,7 +77,9 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Bubblewrap:
-    """user_namespace: unprivileged, or root that may not mount. proc: whether a fresh /proc may be mounted
+    """A root of its own, made of read-only parts of this machine's.
+
+    user_namespace: unprivileged, or root that may not mount. proc: whether a fresh /proc may be mounted
     (some containers forbid it; without one, /dev/stdin does not work)."""
 
     executable: str
@@ -169,7 +171,7 @@ class Unconfined:
 
 
 def bubblewrap_variants() -> list[Bubblewrap]:
-    """The variants worth trying here, best first. Raises Unusable without a bubblewrap that will do."""
+    """Return the variants worth trying here, best first. Raises Unusable without a bubblewrap that will do."""
     executable = shutil.which("bwrap")
     if executable is None:
         raise Unusable("bwrap is not installed (Debian and Ubuntu: apt-get install bubblewrap)")
@@ -182,7 +184,7 @@ def bubblewrap_variants() -> list[Bubblewrap]:
 
 
 def landlock() -> Landlock:
-    """Raises Unusable where the kernel has no Landlock."""
+    """Return the Landlock backend. Raises Unusable where the kernel has no Landlock."""
     if not confine.landlock_abi():
         raise Unusable("this kernel has no Landlock (Linux 5.13 or newer, with landlock in its list of LSMs)")
     return Landlock()
@@ -194,7 +196,7 @@ def kernel() -> tuple[int, int]:
 
 
 def spare_user() -> int | None:
-    """For root that may change its user: a number of `USERS`, by chance. Else None."""
+    """Draw a user number from `USERS`, for root that may change its user; None for anybody else."""
     if os.geteuid() != 0 or not _may_change_user():
         return None
     return USERS[secrets.randbelow(len(USERS))]
@@ -209,7 +211,7 @@ def work_folder(user: int | None) -> str:
 
 
 def environment(work: str) -> dict[str, str]:
-    """All a program gets to see: nothing of ours, and the same hash seed in every run."""
+    """Return all variables that a program sees: none of ours, and the same hash seed in every run."""
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": work,
@@ -244,8 +246,9 @@ def _in_folder(folder: str, view: View, user: int | None, rules: dict[str, Any])
 
 
 def _show(paths: Iterable[str]) -> list[str]:
-    """bubblewrap's arguments that make `paths` visible: links lead to where they end, and anybody may pass through
-    their parents.
+    """Return bubblewrap's arguments that make `paths` visible.
+
+    Links lead to where they end, and anybody may pass through the parents of a path.
     """
     argv: list[str] = []
     parents = {
@@ -261,7 +264,7 @@ def _show(paths: Iterable[str]) -> list[str]:
 
 
 def _may_change_user() -> bool:
-    """CAP_SETGID and CAP_SETUID, and a user namespace that knows `USERS`."""
+    """Return whether we have CAP_SETGID and CAP_SETUID, and a user namespace that knows `USERS`."""
     status = Path("/proc/self/status").read_text()
     capabilities = int(
         next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16

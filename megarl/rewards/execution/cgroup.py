@@ -30,7 +30,7 @@ class CgroupParents:
     folders: tuple[Path, ...]
 
     def make(self, limits: Limits) -> Cgroup:
-        """A new, empty group with these limits. Raises OSError."""
+        """Return a new, empty group with these limits. Raises OSError."""
         name = f"megarl-{os.getpid()}-{secrets.token_hex(4)}"
         group = Cgroup(tuple(folder / name for folder in self.folders))
         tmpfs = limits.work_bytes
@@ -64,7 +64,7 @@ class Cgroup:
                 _write(folder / "cgroup.procs", pid)
 
     def memory_kills(self) -> int:
-        """How many processes the kernel has killed in here for want of memory."""
+        """Return how many processes the kernel has killed in here for want of memory."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
                 for line in (self.folders[0] / name).read_text().splitlines():
@@ -87,7 +87,7 @@ class Cgroup:
 
 
 def find_parents() -> CgroupParents | None:
-    """Where this process may make groups with memory and process limits; None where it may not."""
+    """Return where this process may make groups with memory and process limits; None where it may not."""
     for parents in _candidates():
         try:
             parents.make(Limits()).remove()
@@ -98,7 +98,7 @@ def find_parents() -> CgroupParents | None:
 
 
 def _candidates() -> list[CgroupParents]:
-    """Our own group's parent and our own group (v2), our own groups (v1)."""
+    """Return our own group and its parent (v2), and our own groups (v1)."""
     found = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

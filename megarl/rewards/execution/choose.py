@@ -32,7 +32,7 @@ def choose(
     cgroups: bool = True,
     unsafe_allow_unsandboxed: bool = False,
 ) -> Sandbox:
-    """A sandbox that has just run a trial program here. Remembered: what a machine permits does not change.
+    """Return a sandbox that has just run a trial program here. Remembered: what a machine permits does not change.
 
     kind: `auto` takes bubblewrap, else Landlock with a warning; a name insists. `none` confines nothing and
         is refused without `unsafe_allow_unsandboxed`; with it, `auto` may come down to `none` too.
@@ -99,7 +99,7 @@ def _with_cgroups(sandbox: Sandbox) -> Sandbox:
 
 
 def _tried(sandbox: Sandbox) -> Sandbox:
-    """The sandbox, if it adds 2 and 3."""
+    """Return the sandbox, if it adds 2 and 3."""
     with sandbox.session({"main.py": TRIAL}, Limits()) as session:
         run = session.script(b"2\n3\n")
     if run.stdout.strip() != b"5":

@@ -13,7 +13,7 @@ Ended = Literal["exit", "signal", "cpu_time", "wall_time", "memory", "processes"
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one run.
+    """The bounds of one run.
 
     cpu_seconds: processor time of the program and all it started, summed.
     wall_seconds: time on the clock; the net under sleepers, so it should be well above `cpu_seconds`.
@@ -42,7 +42,7 @@ class Limits:
                 raise ValueError(f"sandbox limit {name} must be a positive, finite number, not {value!r}")
 
     def rlimits(self, *, count_processes: bool) -> dict[str, Any]:
-        """By RLIMIT name, [soft, hard] or one number for both.
+        """Return the limits by RLIMIT name, each [soft, hard] or one number for both.
 
         DATA rather than AS: language runtimes reserve far more address space than they use. CPU has a hard
         limit one second later, because a program may ignore the signal of the soft one.
@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How one run ended, and what it gave. All of it was steered by the program, and none of it is a verdict.
+    """The end of one run, and what it gave. All of it was steered by the program, and none of it is a verdict.
 
     ended: "exit" with `code`, "signal" with the signal's number in `code`, a limit's name, or "lost" (the
         program brought its whole sandbox down).

@@ -1,4 +1,4 @@
-"""System calls a program under test is refused, compiled to BPF by libseccomp.
+"""The system calls that a program under test is refused, compiled to BPF by libseccomp.
 
 An allow list would tie us to every libc and language runtime. Namespaces or Landlock do the confining; this
 closes what they leave open: debugging interfaces, kernel features with a history, memory that no limit
@@ -58,7 +58,7 @@ class SeccompUnavailable(Exception):
 
 @cache
 def program(*, own_namespaces: bool, own_user: bool) -> bytes:
-    """The filter as BPF instructions.
+    """Return the filter as BPF instructions.
 
     own_namespaces: the program sees no process, network or file but its own. own_user: its user owns nothing
     else.

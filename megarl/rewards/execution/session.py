@@ -52,7 +52,9 @@ class Sandbox:
         build: Sequence[str] = (),
         build_limits: Limits = DEFAULT_LIMITS,
     ) -> Session:
-        """A context manager. files: contents by name in the work folder; `main.py` is the Python program.
+        """Return a session, which is a context manager.
+
+        files: contents by name in the work folder; `main.py` is the Python program.
         build: a command (a compiler) to run before the first run; its files stay for all that follow.
         """
         return Session(self, files, limits, build, build_limits)
@@ -63,7 +65,7 @@ class Sandbox:
 
 
 class Session:
-    """Runs one program any number of times. Not for several threads at once."""
+    """Runs one program any number of times. It is not for several threads at once."""
 
     def __init__(
         self,
@@ -99,9 +101,7 @@ class Session:
         return self._run({"kind": "command", "argv": list(argv)}, stdin, limits or self._limits)
 
     def build(self) -> SandboxResult:
-        """Start the sandbox afresh and run the build command. A sandbox that was lost is rebuilt without
-        asking.
-        """
+        """Start the sandbox afresh and run the build command; a lost sandbox is rebuilt without asking."""
         self.close()
         try:
             self._live = _Live(self._sandbox, self._files, self._limits)
@@ -132,7 +132,7 @@ class Session:
 
 
 def _as_failure(error: BaseException) -> BaseException:
-    """What the operating system refuses us (processes, memory, descriptors) is a failure of the sandbox."""
+    """Turn what the operating system refuses us (processes, memory, descriptors) into a failure of the sandbox."""
     return SandboxFailure(f"{type(error).__name__}: {error}") if isinstance(error, OSError) else error
 
 
@@ -211,8 +211,9 @@ class _Live:
     def _exchange(
         self, content: Any, seconds: float, largest: int, limits: Limits | None
     ) -> tuple[bytes | None, Ended]:
-        """Send a frame and await one. (None, why) where none came: time over, a limit passed, or the other
-        end gone.
+        """Send a frame and await one.
+
+        Returns (None, why) where none came: the time is over, a limit is passed, or the other end is gone.
         """
         outgoing = memoryview(wire.pack_request(content))
         incoming = bytearray()
@@ -250,7 +251,7 @@ class _Live:
                         return None, passed
 
     def _passed(self, limits: Limits) -> Ended | None:
-        """A limit that the sandbox's processes together have passed."""
+        """Return a limit that the sandbox's processes together have passed."""
         pids = self._below = tree.descendants(self._pids[-1])
         if tree.resident_bytes(pids) > limits.memory_bytes + SUPERVISOR_SHARE:
             return "memory"
@@ -262,9 +263,10 @@ class _Live:
         return None
 
     def _await_the_dead(self) -> None:
-        """Where the sandbox was killed from outside, a namespace dies by itself, but not a tree that lost its
-        root; and where this process is the one that inherits orphans (the first in a container, say), it has
-        to bury them.
+        """Wait until every process of the sandbox is gone, and bury those that are ours to bury.
+
+        Where the sandbox was killed from outside, a namespace dies by itself, but not a tree that lost its root.
+        Where this process inherits orphans (as the first one in a container, say), it has to bury them.
         """
         end = time.monotonic() + GRACE_SECONDS
         orphans = self._below if self.lost and not self.launch.own_processes else []
@@ -315,7 +317,7 @@ class _Live:
 
 
 def remove_folder(folder: str) -> None:
-    """A hostile program may leave folders too deep, or without permissions, for Python's own removal."""
+    """Remove a work folder, though a program may have left folders too deep or closed for Python's own removal."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.exists(folder):
@@ -325,7 +327,7 @@ def remove_folder(folder: str) -> None:
 
 
 def folder_bytes(folder: str) -> int:
-    """Space taken by what is below `folder`; without what nobody can list."""
+    """Return the bytes taken by what is below `folder`, without what nobody can list."""
     total, waiting = 0, [folder]
     while waiting:
         with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
@@ -338,13 +340,13 @@ def folder_bytes(folder: str) -> int:
 
 
 def imports(source: bytes) -> list[str]:
-    """Which of the usual modules a program seems to import; a wrong guess costs a few milliseconds."""
+    """Return which of the usual modules a program seems to import; a wrong guess costs a few milliseconds."""
     words = set(re.findall(rb"\b[a-z]+\b", source[: 1 << 20]))
     return [name for name in program.MODULES if name.encode() in words]
 
 
 def _frame(data: bytearray) -> bytes | None:
-    """The body of the first frame, once it is complete."""
+    """Return the body of the first frame, once it is complete."""
     if len(data) < wire.LENGTH.size:
         return None
     end = wire.LENGTH.size + wire.LENGTH.unpack_from(data)[0]

@@ -1,4 +1,4 @@
-"""What of this machine a program under test can see: an interpreter, the system's libraries, nothing else."""
+"""What a program under test can see of this machine: an interpreter, the system's libraries, nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ ASK = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.base
 
 @dataclass(frozen=True)
 class View:
-    """python: the interpreter and its flags. paths: files and folders that exist, shown read-only."""
+    """Everything a program can see of this machine.
+
+    python: the interpreter and its flags. paths: files and folders that exist, shown read-only."""
 
     python: tuple[str, ...]
     paths: tuple[str, ...]
@@ -39,7 +41,7 @@ class View:
 
 
 def make_view(python: str | None = None, *, programs: bool = False, read_only: Iterable[str] = ()) -> View:
-    """The view for Python programs, with `programs` for those of /usr too (compilers, other interpreters).
+    """Return the view for Python programs, with `programs` for those of /usr too (compilers, other interpreters).
 
     python: an interpreter with its installed packages; None: the one that runs megarl, standard library only.
     read_only: more files or folders to show.
@@ -65,8 +67,10 @@ def make_view(python: str | None = None, *, programs: bool = False, read_only: I
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Without those that lie in another one of them; links (merged /usr: /lib -> usr/lib) stay, and what lies behind
-    one of them (a linked environment's interpreter) is named by where it really is.
+    """Leave out the paths that lie in another one of them.
+
+    Links (merged /usr: /lib -> usr/lib) stay, and what lies behind one of them (a linked environment's interpreter)
+    is named by where it really is.
     """
     named = list(dict.fromkeys(os.path.normpath(path) for path in paths))
     links = {path for path in named if os.path.islink(path)}

@@ -47,7 +47,7 @@ _KINDS = (
 
 
 def reason_kind(reason: str) -> str:
-    """What sort of reason left a response unscored, in one word, for counting."""
+    """Return what sort of reason left a response unscored, in one word, for counting."""
     return next((kind for kind, pattern in _KINDS if pattern.search(reason)), "other")
 
 

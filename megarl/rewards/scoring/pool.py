@@ -151,7 +151,7 @@ class WorkerPool:
         self._end(worker)
 
     def _fork(self) -> _Worker:
-        """A worker that is ready. Where the template turns out to be dead or dying, from another one."""
+        """Return a worker that is ready. Where the template turns out to be dead or dying, from another one."""
         for left in reversed(range(START_ATTEMPTS)):
             try:
                 return self._fork_once()
@@ -246,7 +246,7 @@ class _Template:
         return _Worker(pid, Connection(ours.detach()))
 
     def reap(self, pid: int) -> int:
-        """The wait status of a worker that is dead or dying."""
+        """Return the wait status of a worker that is dead or dying."""
         return int(self._ask(REAP + str(pid).encode()))
 
     def end(self) -> None:
@@ -310,6 +310,6 @@ def _kill_group(pid: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The parent's import path, and one numerical thread: the pool's parallelism is its processes."""
+    """Return the parent's import path, and one numerical thread: the pool's parallelism is its processes."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

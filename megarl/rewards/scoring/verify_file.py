@@ -188,7 +188,7 @@ class _Rows:
 
 @contextlib.contextmanager
 def _written(path: Path, source: Path) -> Iterator[IO[str]]:
-    """A file to write that gets its name when everything is in it; a device or pipe is written as it is."""
+    """Return a file to write that gets its name when everything is in it; a device or pipe is written as it is."""
     if path.exists() and source.exists() and path.samefile(source):
         raise UserError(f"{path}: holds the responses; write the verdicts to another file.")
     whole = path.is_file() or not path.exists()
@@ -317,7 +317,7 @@ def _line(report: FileReport, task: _Task, scored: Scored) -> dict[str, Any]:
 
 
 def render_report(report: FileReport) -> str:
-    """The report as text."""
+    """Return the report as text."""
     rate = report.responses / report.seconds if report.seconds else 0.0
     lines = [
         f"{report.path}: {report.responses} responses in {report.rows} rows by {report.verifier!r}, "

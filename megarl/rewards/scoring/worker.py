@@ -70,7 +70,7 @@ class _Workers:
             signal.signal(signal.SIGCHLD, lambda *_: self._bury())
 
     def fork(self, control: socket.socket, theirs: int, memory_bytes: int | None) -> int:
-        """A new worker, served at the socket `theirs`; its pid."""
+        """Return a new worker, served at the socket `theirs`; its pid."""
         with _no_sigchld():  # a worker that dies at once is a known one when its end is heard of
             pid = os.fork()
             if pid:
@@ -86,7 +86,7 @@ class _Workers:
         return pid
 
     def reap(self, pid: int) -> int:
-        """The wait status of a worker that is dead or dying."""
+        """Return the wait status of a worker that is dead or dying."""
         if self._ended[pid] is None:
             with contextlib.suppress(ChildProcessError):  # the handler was quicker
                 self._ended[pid] = os.waitpid(pid, 0)[1]

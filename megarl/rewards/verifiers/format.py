@@ -61,7 +61,7 @@ def format(
 
 
 def _shows_something(text: str) -> bool:
-    """Whether it has more than white space and characters without a width."""
+    """Return whether it has more than white space and characters without a width."""
     return any(character.isprintable() and not character.isspace() for character in text)
 
 
@@ -73,7 +73,7 @@ def _part_with_box(text: str, blocks: tuple[str, ...], spans: list[tuple[int, in
 
 
 def _outside(text: str, blocks: tuple[str, ...]) -> list[str]:
-    """What stands before, between and after the blocks."""
+    """Return what stands before, between and after the blocks."""
     pieces, position = [], 0
     for name in blocks:
         pieces.append(text[position : text.find(f"<{name}>")])

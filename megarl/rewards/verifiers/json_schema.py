@@ -84,7 +84,7 @@ _STRICT: dict[str, Any] = {"parse_constant": _refuse, "object_pairs_hook": _uniq
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal as JSON: 1 is 1.0, but True is not 1."""
+    """Return whether two values are equal as JSON: 1 is 1.0, but True is not 1."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):

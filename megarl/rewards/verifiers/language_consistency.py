@@ -40,8 +40,7 @@ def _check_language(*, language: str = "prompt") -> None:
 
 @verifier(run_in="inline", check=_check_language)
 def language_consistency(response: Response, ground_truth: GroundTruth, *, language: str = "prompt") -> Score:
-    """The share of words (an ideogram is one) written in the language's script: 1 for all or for no words at
-    all.
+    """Return the share of words (an ideogram is one) written in the language's script; 1 without words.
 
     language: a code such as `en` or `zh`, `prompt` for the script that the prompt is mostly written in, or
         `ground_truth` for the ground truth's "language". Formulas, code, tags and addresses don't count.
@@ -87,6 +86,6 @@ def _main_script(text: str) -> list[str] | None:
 
 
 def _script(word: str) -> str:
-    """The script of a word's first letter, as Unicode names it."""
+    """Return the script of a word's first letter, as Unicode names it."""
     name = unicodedata.name(word[0], "")
     return "LATIN" if name.startswith(("LATIN", "FULLWIDTH LATIN")) else name.split(" ")[0].split("-")[0]

@@ -29,7 +29,7 @@ def length(
     least: int = 0,
     unit: Unit = "tokens",
 ) -> Score:
-    """0 up to `start`, falling in a straight line to -1 at `end`; also -1 below `least`.
+    """Return 0 up to `start` units, falling in a straight line to -1 at `end`; also -1 below `least`.
 
     As a shaping part it is weighed like any other. DAPO's soft overlong punishment has this form too, but
     belongs after the grouping decisions: the training loop adds it (see `megarl.rewards.shaping`).

@@ -58,7 +58,7 @@ def _check(
 
 @verifier(run_in="service", timeout_s=600.0, check=_check)
 class ModelJudge:
-    """The judge's score, mapped from [low, high] to [0, 1]. A reply without a score in it leaves the response
+    """Gives the judge's score, mapped from [low, high] to [0, 1]. A reply without a score in it leaves the response
     unscored.
 
     url: of the API, up to and including the version (`http://host:8000/v1`). model: its name there.

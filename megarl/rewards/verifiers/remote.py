@@ -23,8 +23,7 @@ _Waiting = tuple[dict[str, Any], "asyncio.Future[Score]"]
 
 @verifier(run_in="service", timeout_s=300.0, check=check_http)
 class Remote:
-    """Responses are sent in batches: a batch leaves when it is full, or `max_wait_s` after its first
-    response.
+    """Sends responses in batches: a batch leaves when it is full, or `max_wait_s` after its first response.
 
     timeout_s: of one request; retries, backoff_s: see `JsonClient`. concurrency: batches under way at once.
     headers, token_file: sent with each request; a token belongs in a file, not in a configuration.

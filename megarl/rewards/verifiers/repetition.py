@@ -23,8 +23,7 @@ def repetition(
     allowed: Annotated[float, Field(ge=0, lt=1)] = 0.1,
     unit: Literal["words", "characters"] = "words",
 ) -> Score:
-    """0 while at most a share `allowed` of the n-grams has occurred before, falling to -1 when all of them
-    have.
+    """Return 0 while at most a share `allowed` of the n-grams has occurred before, falling to -1 when all have.
 
     An ideogram is a word; one longer than 20 characters is cut into such pieces.
     Part `share`: the share of repeated n-grams. Linear in the text.

@@ -33,7 +33,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def apply(rules: dict[str, Any]) -> None:
-    """limits: {name of an RLIMIT: value or [soft, hard]}; uid: number or None (stay, without capabilities);
+    """Give up every right but these.
+
+    limits: {name of an RLIMIT: value or [soft, hard]}; uid: number or None (stay, without capabilities);
     landlock: {"read": paths, "write": paths} or None; seccomp: a BPF program or None.
     """
     for name, value in rules["limits"].items():
@@ -65,7 +67,7 @@ def os_error(what: str) -> OSError:
 
 
 def drop_capabilities() -> None:
-    """For root that cannot become another user: keep the number 0, lose the power."""
+    """Take the power from a root that cannot become another user: it keeps the number 0."""
     for capability in range(LAST_CAPABILITY + 1):
         libc.prctl(
             PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0
@@ -83,7 +85,7 @@ def filter_system_calls(program: bytes) -> None:
 
 
 def restrict_files(read: list[str], write: list[str]) -> None:
-    """Landlock: below `read` files may be read and executed, below `write` anything; all else is closed."""
+    """Close the file system by Landlock, but for reading and executing below `read`, and anything below `write`."""
     abi = landlock_abi()
     rights = BASE_RIGHTS | (REFER if abi >= 2 else 0) | (TRUNCATE if abi >= 3 else 0)
     rights |= IOCTL_DEV if abi >= 5 else 0
@@ -106,7 +108,7 @@ def restrict_files(read: list[str], write: list[str]) -> None:
 
 
 def landlock_abi() -> int:
-    """The kernel's Landlock version, 0 where it has none or has it switched off."""
+    """Return the kernel's Landlock version, 0 where it has none or has it switched off."""
     version = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
     return max(0, int(version))
 

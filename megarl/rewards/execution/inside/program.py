@@ -53,7 +53,7 @@ def run(kind: str, source: bytes, job: dict[str, Any]) -> None:
 
 
 def conveniences() -> dict[str, Any]:
-    """Names for LeetCode-style solutions. None hides a builtin: `pow` stays `pow`."""
+    """Return the names that LeetCode-style solutions expect. None hides a builtin: `pow` stays `pow`."""
     names: dict[str, Any] = {name: __import__(name) for name in MODULES}
     for module in (names[name] for name in OPEN_MODULES):
         for name in getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]:
@@ -63,7 +63,7 @@ def conveniences() -> dict[str, Any]:
 
 
 def _exit_code(given: Any) -> int:
-    """What `sys.exit(given)` means."""
+    """Return what `sys.exit(given)` means."""
     if given is None:
         return 0
     if isinstance(given, int):
@@ -102,7 +102,7 @@ def _load(source: bytes, name: str, builtin_names: ModuleType | dict[str, Any]) 
 
 
 def _function(module: ModuleType, name: str) -> Callable[..., Any]:
-    """A top-level function, or a method of `class Solution` as LeetCode asks for."""
+    """Return a top-level function, or a method of `class Solution` as LeetCode asks for."""
     found = module.__dict__.get(name)
     if found is None and "Solution" in module.__dict__:
         found = getattr(module.__dict__["Solution"](), name, None)
@@ -112,7 +112,7 @@ def _function(module: ModuleType, name: str) -> Callable[..., Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and numbers of numerical libraries, and double-ended queues, as JSON knows them."""
+    """Turn arrays and numbers of numerical libraries, and double-ended queues, into what JSON knows."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if type(value).__name__ == "deque":
@@ -121,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 
 def _fresh_streams() -> None:
-    """The supervisor's streams were made for other files; these are as a new interpreter would make them."""
+    """Make the streams as a new interpreter would: the supervisor's were made for other files."""
     for name, number, mode, errors in (
         ("stdin", 0, "r", "surrogateescape"),
         ("stdout", 1, "w", "surrogateescape"),

@@ -37,7 +37,9 @@ CANNOT_RUN = 127  # as a shell reports it
 
 
 def main(orphan: tuple[str, int] | None) -> None:
-    """orphan: a folder to remove if our parent is no longer this process when the end comes."""
+    """Serve until the input ends.
+
+    orphan: a folder to remove if our parent is no longer this process when the end comes."""
     requests = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD)
     replies = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -95,7 +97,7 @@ class Supervisor:
         return None
 
     def _child(self, job: dict[str, Any], streams: Streams) -> tuple[str, bytes, dict[str, Any]]:
-        """Confined; either replaced by the job's command, or returned to become a Python program."""
+        """Confine this process; then it is replaced by the job's command, or returned to become a Python program."""
         what = "confine the program"
         try:
             os.setsid()
@@ -116,7 +118,7 @@ class Supervisor:
         return job["kind"], self.setup["files"][program.FILE], job
 
     def _watch(self, pid: int, job: dict[str, Any], streams: Streams) -> bytes | None:
-        """Wait for the child, its time or its output to end. None: the other side is gone."""
+        """Wait for the child, its time or its output to end. Returns None if the other side is gone."""
         begin, cpu_before = time.monotonic(), children_cpu()
         streams.close_child_ends()
         failure = streams.confinement_failure()
@@ -185,7 +187,7 @@ class Streams:
         self.overflowed = ""
 
     def install(self) -> None:
-        """In the child: 0, 1, 2 and for a call 3; the status channel ends with the next exec."""
+        """Set the child's descriptors 0, 1, 2 and for a call 3; the status channel ends with the next exec."""
         os.dup2(self.stdin, 0)
         for number, name in enumerate(("stdout", "stderr", "result")[: len(self.pipes)], start=1):
             os.dup2(self.pipes[name][1], number + FIRST_FREE_FD * 2)
@@ -204,12 +206,12 @@ class Streams:
             os.set_blocking(ends[0], False)
 
     def confinement_failure(self) -> bytes:
-        """Waits until the child has become the program (empty), or says why it could not."""
+        """Wait until the child has become the program (empty), or says why it could not."""
         with open(self.status_read, "rb") as status:
             return status.read(CHUNK)
 
     def read(self, requests: int) -> bool:
-        """Wait a tick for output. False: the other side hung up (it never speaks while a job runs)."""
+        """Wait a tick for output. Returns False if the other side hung up (it never speaks while a job runs)."""
         wait = TICK if self.open else TICK / 10
         readable, _, _ = select.select([*self.open, requests], [], [], wait)
         for pipe in readable:
@@ -218,13 +220,13 @@ class Streams:
         return requests not in readable
 
     def drain(self) -> None:
-        """What is still in the pipes when the child has ended."""
+        """Read what is still in the pipes when the child has ended."""
         for pipe in list(self.open):
             while pipe in self.open and not self.overflowed and self._take(pipe):
                 pass
 
     def _take(self, pipe: int) -> bool:
-        """Read once; False at the end or when nothing waits. Of stderr the end is kept."""
+        """Read once; return False at the end or when nothing waits. Only the end of stderr is kept."""
         name = self.open[pipe]
         try:
             data = os.read(pipe, CHUNK)
@@ -248,7 +250,7 @@ class Streams:
 
 
 def make_executable(folder: str) -> None:
-    """What linkers do themselves, where the filter of system calls lets them."""
+    """Make files executable, as linkers do themselves where the filter of system calls lets them."""
     for name in os.listdir(folder):
         try:
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -261,6 +263,6 @@ def make_executable(folder: str) -> None:
 
 
 def children_cpu() -> float:
-    """Seconds of processor time of all descendants that have ended (we are their reaper)."""
+    """Return the seconds of processor time of all descendants that have ended (we are their reaper)."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -10,7 +10,7 @@ SIGKILL, SIGSTOP = 9, 19  # the module `signal` takes longer to import than a sa
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid` (not itself), parents before children; those that vanish are left out."""
+    """Return every process below `pid` (not itself), parents before children; those that vanish are left out."""
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -21,12 +21,12 @@ def descendants(pid: int) -> list[int]:
 
 
 def resident_bytes(pids: list[int]) -> int:
-    """Sum of the resident memory; pages that several of them share are counted once for each."""
+    """Return the sum of the resident memory in bytes; pages that several of them share are counted once for each."""
     return sum(int((_read(f"/proc/{pid}/statm").split() or "00")[1]) * PAGE for pid in pids)
 
 
 def threads(pids: list[int]) -> int:
-    """How many threads they have, at least one each."""
+    """Return how many threads they have, at least one each."""
     return sum(max(1, len(_list(f"/proc/{pid}/task"))) for pid in pids)
 
 
@@ -57,7 +57,7 @@ def kill_all(root: int, patience: float = 5.0) -> list[int]:
 
 
 def is_zombie(pid: int) -> bool:
-    """True also for a process that is gone."""
+    """Return whether a process is a zombie or gone."""
     state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return not state or state[0] in "ZX"
 
@@ -70,7 +70,7 @@ def send(pid: int, number: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Children of every thread of `pid`."""
+    """Return the children of every thread of `pid`."""
     threads = _list(f"/proc/{pid}/task")
     return [
         int(child) for thread in threads for child in _read(f"/proc/{pid}/task/{thread}/children").split()
@@ -78,7 +78,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _read(path: str) -> str:
-    """Empty for what is gone or forbidden."""
+    """Return a file's text, empty for what is gone or forbidden."""
     try:
         with open(path) as file:
             return file.read()

@@ -22,7 +22,7 @@ MARSHAL_VERSION = 2  # understood by every Python 3
 
 
 def pack_request(content: dict[str, Any]) -> bytes:
-    """content: plain containers, text, bytes and numbers."""
+    """Return the frame of a request. content: plain containers, text, bytes and numbers."""
     body = marshal.dumps(content, MARSHAL_VERSION)
     return LENGTH.pack(len(body)) + body
 
@@ -44,7 +44,7 @@ def pack_report(
 
 
 def unpack_report(body: bytes) -> tuple[int, int, float, float, int, bytes, bytes, bytes | None]:
-    """What `pack_report` was given. Raises ValueError for anything else."""
+    """Return what `pack_report` was given. Raises ValueError for anything else."""
     if len(body) < HEADER.size:
         raise ValueError("a report is too short")
     kind, code, wall, cpu, memory, out, err, result = HEADER.unpack_from(body)
@@ -64,7 +64,7 @@ def unpack_report(body: bytes) -> tuple[int, int, float, float, int, bytes, byte
 
 
 def receive(channel: int) -> dict[str, Any] | None:
-    """The next request; None at the end of the input."""
+    """Return the next request; None at the end of the input."""
     header = _read(channel, LENGTH.size)
     body = header and _read(channel, LENGTH.unpack(header)[0])
     return marshal.loads(body) if body else None

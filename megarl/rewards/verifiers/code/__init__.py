@@ -199,7 +199,7 @@ class _Judge:
         return passed, len(self.tests), first
 
     def _fault(self, session: Session, test: Test, left: float) -> str | None:
-        """What is wrong with the program on this test; None if it passes."""
+        """Return what is wrong with the program on this test; None if it passes."""
         limits = replace(self.limits, wall_seconds=min(self.limits.wall_seconds, left))
         if isinstance(test, CallTest):
             run = session.call(test.function, test.args, test.kwargs, limits)
@@ -221,7 +221,7 @@ class _Judge:
 
 
 def _why(run: SandboxResult) -> str:
-    """How a run ended, for people."""
+    """Return how a run ended, for people."""
     if run.ended == "exit":
         last = run.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         return f"exit code {run.code}" + (f": {last[0]}" if last else "")

@@ -18,7 +18,9 @@ LONGEST_NUMBER = 400  # characters
 
 @dataclass(frozen=True)
 class Comparison:
-    """how: `lines` ignores white space around a line, its amount within one, and blank lines at the ends;
+    """The rules by which an output counts as the expected one.
+
+    how: `lines` ignores white space around a line, its amount within one, and blank lines at the ends;
     `tokens` ignores all white space; `exact` ignores nothing.
     float_tolerance: absolute or relative, for two numbers of which at least one is written with a point or
         exponent. 0: equal by value ("1.0" is "1"); None: equal as text. Function results are always compared
@@ -30,7 +32,7 @@ class Comparison:
     ignore_case: bool = False
 
     def difference(self, expected: str, got: str) -> str | None:
-        """None if equal under these rules, else where they part, for people."""
+        """Return None if equal under these rules, else where they part, for people."""
         if self.ignore_case:
             expected, got = expected.casefold(), got.casefold()
         if self.how == "exact":
@@ -44,7 +46,7 @@ class Comparison:
         return None if len(wanted) == len(given) else f"expected {len(wanted)} lines, got {len(given)}"
 
     def value_difference(self, expected: tuple[Any, ...], got: str) -> str | None:
-        """The same for a function's result: JSON text against values of which it must equal one."""
+        """Compare a function's result, as JSON text, with values of which it must equal one; see `difference`."""
         try:
             value = json.loads(got)
         except (ValueError, RecursionError) as error:
@@ -57,7 +59,7 @@ class Comparison:
         return f"expected {_show(json.dumps(expected[-1]))}, got {_show(got)}"
 
     def _equal(self, expected: Any, got: Any) -> bool:
-        """Values of JSON types. Numbers compare by value, True and False as Python has it (1 and 0)."""
+        """Compare values of JSON types. Numbers compare by value, True and False as Python has it (1 and 0)."""
         if isinstance(expected, list | tuple):
             return (
                 isinstance(got, list)
@@ -101,7 +103,7 @@ class Comparison:
 
 
 def _lines(text: str) -> list[list[str]]:
-    """The words of each line, without blank lines at the beginning and the end."""
+    """Return the words of each line, without blank lines at the beginning and the end."""
     return [line.split() for line in text.strip().split("\n")]
 
 
@@ -110,7 +112,7 @@ def _is_integer(text: str) -> bool:
 
 
 def _number(text: str) -> Decimal | None:
-    """Exactly the number a text writes; None for anything else, and for absurdly long ones."""
+    """Return exactly the number a text writes; None for anything else, and for absurdly long ones."""
     if len(text) > LONGEST_NUMBER or "_" in text:
         return None
     try:

@@ -104,7 +104,7 @@ def _own(tests: Any, name: str | None, key: str) -> list[Test]:
 
 
 def _inputs_outputs(content: Any, name: str | None, key: str) -> list[Test]:
-    """APPS and its kin. For calls, some of them wrap every output in a list of one: then both forms pass."""
+    """Read the tests of APPS and its kin. Where every output of a call is a list of one, both forms pass."""
     if not isinstance(content, Mapping):
         raise BadGroundTruth(
             f"{key}: expected an object with `inputs` and `outputs`, not {type(content).__name__}"
@@ -154,7 +154,7 @@ class _TextOnly(pickle.Unpickler):
 
 
 def _unpacked(text: str, key: str) -> Any:
-    """LiveCodeBench's private tests: JSON text, pickled, zlib, base64."""
+    """Unpack LiveCodeBench's private tests: JSON text, pickled, zlib, base64."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(text, validate=True), LARGEST_UNPACKED)
@@ -168,7 +168,7 @@ def _unpacked(text: str, key: str) -> Any:
 
 
 def _asserts(lines: Any) -> list[Test]:
-    """`assert f(literals) == literal`; what cannot be compared outside the program is refused."""
+    """Read `assert f(literals) == literal`; what cannot be compared outside the program is refused."""
     found: list[Test] = []
     if not isinstance(lines, list):
         raise BadGroundTruth("test_list: expected a list of assert statements")
@@ -195,7 +195,7 @@ def _asserts(lines: Any) -> list[Test]:
 
 
 def _jsonable(value: Any) -> Any:
-    """A literal as it looks after JSON. Raises ValueError for what JSON cannot hold."""
+    """Return a literal as it looks after JSON. Raises ValueError for what JSON cannot hold."""
     try:
         return json.loads(json.dumps(value))
     except TypeError as error:
@@ -230,12 +230,12 @@ def _decoded(value: Any, key: str) -> Any:
 
 
 def _json_lines(text: str, where: str) -> list[Any]:
-    """One argument a line."""
+    """Read one argument a line."""
     return [_decoded(line, where) for line in text.split("\n") if line.strip()]
 
 
 def _text(value: Any, where: str) -> str:
-    """Text, or a list of lines."""
+    """Return a text; a list counts as its lines."""
     if isinstance(value, list):
         return "\n".join(_text(line, where) for line in value)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -81,7 +81,7 @@ def math(
 
 
 def equivalent(gold: str, answer: str, *, mode: Mode = "strict", percent: Percent | None = None) -> bool:
-    """Whether two bare answers (no box, no sentence around them) are the same. Symmetric."""
+    """Return whether two bare answers (no box, no sentence around them) are the same. Symmetric."""
     rules = Rules(percent or PERCENT[mode], lenient=mode == "lenient")
     return _judge((gold,), answer, rules, max_characters=2000)[0]
 
@@ -99,7 +99,7 @@ def _judge(golds: Sequence[str], answer: str, rules: Rules, max_characters: int)
 
 @functools.lru_cache(maxsize=8192)
 def _read(text: str, lenient: bool) -> tuple[Answer, ...]:
-    """What a text may mean: one reading; leniently, "100,200" is a list too. () for an empty one."""
+    """Return what a text may mean: one reading; leniently, "100,200" is a list too. () for an empty one."""
     spelled = tidy(text)
     readings = [read(spelled)]
     if lenient and THOUSANDS.search(spelled):

@@ -48,7 +48,7 @@ def _configuration() -> list[LatexExtractionConfig]:
 
 @functools.lru_cache(maxsize=8192)
 def parse_formula(latex: str) -> Any | None:
-    """The sympy object, exact; None for what cannot be read or must not be evaluated."""
+    """Return the sympy object, exact; None for what cannot be read or must not be evaluated."""
     latex = _PRIMED.sub(lambda match: f"{match[1]}_{{{'p' * len(match[2])}}}", latex)  # a letter of its own
     latex = _TO_THE_T.sub("^{1T}", latex)
     if len(latex) > MAX_FORMULA_CHARACTERS or _depth(latex) > MAX_BRACKETS or _UNREADABLE.search(latex):
@@ -67,7 +67,7 @@ def parse_formula(latex: str) -> Any | None:
 
 
 def same_formula(left: str, right: str, *, ignore_case: bool) -> bool:
-    """Whether two LaTeX formulas mean the same. ignore_case: `X` and `x` are one variable."""
+    """Return whether two LaTeX formulas mean the same. ignore_case: `X` and `x` are one variable."""
     if _squeeze(left) == _squeeze(right):
         return True
     if not ignore_case and _cases_differ(left, right):
@@ -124,7 +124,7 @@ def _quickly(a: Any, b: Any) -> bool | None:
 
 
 def value_of(latex: str, digits: int) -> Fraction | None:
-    """A real constant's value to `digits` significant decimal digits; None if it is no real constant."""
+    """Return a real constant's value to `digits` significant decimal digits; None if it is no real constant."""
     expression = parse_formula(latex)
     try:
         value = sympy.N(expression, digits + 5)
@@ -134,12 +134,12 @@ def value_of(latex: str, digits: int) -> Fraction | None:
 
 
 def _squeeze(latex: str) -> str:
-    """Without white space, but for that between two digits."""
+    """Remove white space, but for that between two digits."""
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", latex)
 
 
 def _exact(expression: Any) -> Any:
-    """With fractions for decimals, the imaginary unit for `i` (the index of a sum excepted), and one kind of letter:
+    """Put fractions for decimals, the imaginary unit for `i` (the index of a sum excepted), and one kind of letter:
     math-verify's are real or not depending on whether the formula has an `i`, so x would differ from x + i - i."""
     exact = {x: sympy.Rational(str(x)) for x in expression.atoms(sympy.Float)}
     letters = expression.atoms(sympy.Symbol)
@@ -150,7 +150,7 @@ def _exact(expression: Any) -> Any:
 
 
 def _is_moderate(expression: Any) -> bool:
-    """Not too many nodes, and no number in it that would take more than MAX_LOG2 bits."""
+    """Return whether it has not too many nodes, and no number that would take more than MAX_LOG2 bits."""
     if not isinstance(expression, sympy.Basic):
         return True
     for count, node in enumerate(sympy.preorder_traversal(expression)):
@@ -160,7 +160,7 @@ def _is_moderate(expression: Any) -> bool:
 
 
 def _log2(node: Any) -> float:
-    """An upper bound of log2 |node| for numbers; 1 for what is no number."""
+    """Return an upper bound of log2 |node| for numbers; 1 for what is no number."""
     if node.is_Rational:
         return math.log2(abs(node.p) + 1)
     if isinstance(node, sympy.Pow):
@@ -188,7 +188,7 @@ def _depth(latex: str) -> int:
 
 
 def _cases_differ(left: str, right: str) -> bool:
-    """The same variables but for their case."""
+    """Return whether two formulas have the same variables but for their case."""
     a, b = (frozenset(re.findall(r"[A-Za-z]", re.sub(r"\\[a-zA-Z]+", " ", text))) for text in (left, right))
     fold = str.casefold
     return a != b and frozenset(map(fold, a)) == frozenset(map(fold, b))

@@ -20,14 +20,14 @@ MAX_DEPTH = 40
 
 @dataclass(frozen=True)
 class Text:
-    """Words, without case, articles or outer punctuation."""
+    """An answer in words, without case, articles or outer punctuation."""
 
     words: str
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Left for computer algebra. unit: normalised unit or "". percent: the formula was followed by %."""
+    """A formula, left for computer algebra. unit: normalised, or "". percent: the formula was followed by %."""
 
     latex: str
     unit: str = ""
@@ -110,7 +110,7 @@ _NOT_NAMES = frozenset((r"\frac", r"\sqrt", r"\pi", r"\infty", r"\emptyset"))
 
 
 def read(text: str, depth: int = 0) -> Answer | None:
-    """The meaning of a tidy answer (see `text.tidy`); None for an empty one."""
+    """Return the meaning of a tidy answer (see `text.tidy`); None for an empty one."""
     text = text.strip()
     if (whole := TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
         text = whole[1].strip()  # a list set as text
@@ -161,7 +161,7 @@ def _french_interval(text: str, depth: int) -> Answer | None:
 
 
 def _list(text: str, depth: int) -> Answer | None:
-    """Answers side by side. Outside brackets a comma may group thousands; inside them it always separates."""
+    """Read answers side by side. Outside brackets a comma may group thousands; inside them it always separates."""
     parts = split_top(text, _LIST, keep=THOUSANDS)
     if len(parts) == 1:
         return None
@@ -331,7 +331,7 @@ def _free_letters(text: str) -> bool:
 
 
 def _has(text: str, name: str) -> bool:
-    """Whether a name stands in a formula by itself: `x` in `x+1`, but not in `x_0` or `\\max`."""
+    """Return whether a name stands in a formula by itself: `x` in `x+1`, but not in `x_0` or `\\max`."""
     return bool(re.search(rf"(?<![a-zA-Z\\]){re.escape(name)}(?![a-zA-Z_'])", text))
 
 

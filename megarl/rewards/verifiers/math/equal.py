@@ -31,7 +31,9 @@ MAX_BITS = 10_000  # a larger number equals no formula that is allowed to be eva
 
 @dataclass(frozen=True)
 class Rules:
-    """percent: what `50%` equals without a sign: 0.5 (`value`), 50 (`number`), or both.
+    """What counts as the same.
+
+    percent: what `50%` equals without a sign: 0.5 (`value`), 50 (`number`), or both.
     lenient: a decimal equals what it is the rounding of (three significant digits or more); variables in
     either case; a list for a tuple or an inequality for the interval it means; brackets of vectors; a lone
     element for its set.
@@ -43,7 +45,7 @@ class Rules:
 
 
 def same(a: Answer, b: Answer, rules: Rules) -> bool:
-    """Whether a and b say the same."""
+    """Return whether a and b say the same."""
     if a == b:
         return True
     if isinstance(a, Assignment) or isinstance(b, Assignment):
@@ -92,14 +94,14 @@ def _equation(answer: Answer) -> str:
 
 
 def _same_items(a: Items, b: Items, rules: Rules) -> bool:
-    """Unordered. A set's repetitions count once; a list's count."""
+    """Compare without order. A set's repetitions count once; a list's count."""
     if a.braces or b.braces:  # each has everything of the other; ends at the first stranger
         return _within(a.parts, b.parts, rules) and _within(b.parts, a.parts, rules)
     return _in_any_order(a.parts, b.parts, rules)
 
 
 def _same_in_spirit(a: Answer, b: Answer, rules: Rules) -> bool:
-    """Lenient only: another notation for the same."""
+    """Return whether one is another notation for the other; for lenient rules only."""
     if isinstance(a, Items):
         if isinstance(b, Tuple):
             return not a.braces and _in_order(a.parts, b.parts, rules)
@@ -119,7 +121,7 @@ def _in_order(left: Sequence[Answer], right: Sequence[Answer], rules: Rules) -> 
 
 
 def _in_any_order(left: Sequence[Answer], right: Sequence[Answer], rules: Rules) -> bool:
-    """Each of one side pairs with one of the other (greedily: sameness is as good as transitive here)."""
+    """Pair each of one side with one of the other (greedily: sameness is as good as transitive here)."""
     if len(left) != len(right):
         return False
     open_right = list(right)
@@ -136,7 +138,7 @@ def _within(parts: Sequence[Answer], others: Sequence[Answer], rules: Rules) -> 
 
 
 def _same_value(a: Number | Formula, b: Number | Formula, rules: Rules) -> bool:
-    """Numbers and formulas: units agree where both give one, percent signs as configured, then the values."""
+    """Compare numbers and formulas: units where both give one, percent signs as configured, then the values."""
     if a.unit != b.unit and ((a.unit and b.unit) or changes_value(a.unit or b.unit)):
         return False
     if a.percent == b.percent:
@@ -147,7 +149,7 @@ def _same_value(a: Number | Formula, b: Number | Formula, rules: Rules) -> bool:
 
 
 def _equal(a: Number | Formula, b: Number | Formula, scale: int, rules: Rules) -> bool:
-    """a / scale == b."""
+    """Return whether a / scale equals b."""
     if isinstance(a, Number) and isinstance(b, Number):
         value = a.value / scale
         return value == b.value or (
@@ -169,7 +171,7 @@ def _equal(a: Number | Formula, b: Number | Formula, scale: int, rules: Rules) -
 
 
 def _rounds(value: Fraction, decimal: Number, scale: int, rules: Rules) -> bool:
-    """`value` rounds to `decimal / scale`, as far as its digits go."""
+    """Return whether `value` rounds to `decimal / scale`, as far as its digits go."""
     if decimal.decimals is None or decimal.significant < rules.significant:
         return False
     return abs(value * scale - decimal.value) <= HALF / 10**decimal.decimals

@@ -25,8 +25,7 @@ _SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
 
 
 def final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
-    """The final answer in the first of `forms` that the text has, the last one of its kind; None: it has
-    none.
+    """Return the final answer in the first of `forms` that the text has, the last of its kind, or None.
 
     text: without thinking and end-of-sequence strings (see `visible`).
     """
@@ -41,7 +40,7 @@ def final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
 
 
 def _after_last(prefix: re.Pattern[str], text: str) -> str | None:
-    """The rest of the line (to the end of its sentence) behind the last match that has one."""
+    """Return the rest of the line (to the end of its sentence) behind the last match that has one."""
     for match in reversed(list(prefix.finditer(text))):
         end = text.find("\n", match.end())
         line = text[match.end() : end if end >= 0 else len(text)].strip(" \t*_`")

@@ -62,7 +62,7 @@ _BASES = {"two": "2", "three": "3", "five": "5", "eight": "8", "sixteen": "16"}
 
 
 def read_number(text: str) -> Number | None:
-    """The number that a tidy text is, with its percent sign or unit; None if it is anything else."""
+    """Return the number that a tidy text is, with its percent sign or unit; None if it is anything else."""
     text = text.strip()
     if len(text) > MAX_CHARACTERS or not text or text[0] not in "-+.0123456789\\(":
         return None

@@ -127,7 +127,7 @@ _SQRT = re.compile(r"\\sqrt\s*(?=[\w\\(])")
 
 
 def tidy(text: str) -> str:
-    """The canonical spelling of a short formula or answer."""
+    """Return the canonical spelling of a short formula or answer."""
     if _TIDY_ALREADY.fullmatch(text):
         return text
     before = None
@@ -179,7 +179,7 @@ def _vulgar(match: re.Match[str]) -> str:
 
 
 def _strip_trailing(text: str) -> str:
-    """Without a sentence's punctuation or a lone backslash at the end."""
+    """Remove a sentence's punctuation or a lone backslash at the end."""
     while text and text[-1] in ".,;:!\\" and not text.endswith(r"\!"):
         if text[-1] == "!" and len(text) > 1 and (text[-2].isalnum() or text[-2] in ")}"):
             break  # a factorial
@@ -188,7 +188,7 @@ def _strip_trailing(text: str) -> str:
 
 
 def _argument(text: str, start: int) -> tuple[str, int] | None:
-    """The TeX argument at `start` (a group, a command or one character) and where it ends."""
+    """Return the TeX argument at `start` (a group, a command or one character) and where it ends."""
     while start < len(text) and text[start] == " ":
         start += 1
     if start >= len(text):
@@ -203,7 +203,7 @@ def _argument(text: str, start: int) -> tuple[str, int] | None:
 
 
 def _fix_fractions(text: str) -> str:
-    r"""`\frac12`, `\frac1{2}` and `\binom52` with the braces TeX implies."""
+    r"""Write `\frac12`, `\frac1{2}` and `\binom52` with the braces TeX implies."""
     pieces, position = [], 0
     for match in re.finditer(r"\\(?:frac|binom)(?![a-zA-Z])", text):
         if match.start() < position:
@@ -221,7 +221,7 @@ def _fix_fractions(text: str) -> str:
 
 
 def _fix_roots(text: str) -> str:
-    r"""`\sqrt2` and `sqrt(2)` with braces."""
+    r"""Write `\sqrt2` and `sqrt(2)` with braces."""
     pieces, position = [], 0
     for match in _SQRT.finditer(text):
         if match.start() < position:
@@ -243,7 +243,7 @@ def _fix_roots(text: str) -> str:
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """The `}` of the `{` at `start`; escaped braces don't count."""
+    """Return the `}` of the `{` at `start`; escaped braces don't count."""
     depth, position = 0, start
     while position < len(text):
         character = text[position]
@@ -260,7 +260,7 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def closing_bracket(text: str, start: int) -> int | None:
-    """The bracket that ends the one at `start`: `(` or `[` by either `)` or `]` (half-open intervals), `\\{`
+    """Return the bracket that ends the one at `start`: `(` or `[` by either `)` or `]` (half-open intervals), `\\{`
     by `\\}`, `{` by `}`. The position of its first character."""
     depth, position = 0, start
     while position < len(text):
@@ -276,7 +276,7 @@ def closing_bracket(text: str, start: int) -> int | None:
 
 
 def split_top(text: str, separators: re.Pattern[str], keep: re.Pattern[str] | None = None) -> list[str]:
-    """`text` cut at the separators that stand outside every bracket and environment; pieces are stripped.
+    """Cut `text` at the separators that stand outside every bracket and environment; pieces are stripped.
 
     keep: what is never cut, looked for outside brackets only.
     """

@@ -75,8 +75,7 @@ _NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod|pi|[xyzn])\b|!", re.IGN
 
 
 def read_unit(tail: str, *, spaced: bool) -> str | None:
-    """The name of the unit that `tail` spells from beginning to end, "" if it is blank, None if it is no
-    unit.
+    """Return the name of the unit that `tail` spells from beginning to end, "" if it is blank, None if it is none.
 
     spaced: white space stood between the number and the tail. A plain word counts as a unit if it is a known
     one, or a spaced word of four letters or more ("5 apples"); single letters are variables unless set as
@@ -111,12 +110,12 @@ def read_unit(tail: str, *, spaced: bool) -> str | None:
 
 
 def changes_value(unit: str) -> bool:
-    """Whether a unit's name changes the value before it."""
+    """Return whether a unit's name changes the value before it."""
     return not _SCALES.isdisjoint(unit.split())
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""A formula and the unit (set as `\text{...}` or a degree sign) behind it, "" for none."""
+    r"""Return a formula and the unit (set as `\text{...}` or a degree sign) behind it, "" for none."""
     for match in re.finditer(r"\\text\s*\{|\^\{\\circ\}", text):
         if match.start() > 0 and text[: match.start()].strip():
             unit = read_unit(text[match.start() :], spaced=True)

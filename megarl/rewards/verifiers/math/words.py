@@ -15,7 +15,7 @@ _HYPHEN = re.compile(r"(?=(?<![A-Za-z])([A-Za-z]*)\s?-\s?([A-Za-z]*))")
 
 
 def read_words(text: str) -> str | None:
-    r"""The normal form (no case, no outer punctuation, single spaces) of a tidy text; None for a formula.
+    r"""Return the normal form (no case, no outer punctuation, single spaces) of a tidy text; None for a formula.
 
     A word has three letters or more: "ab" is a product. "x-axis" is a word, "p-q" a difference. A single
     capital, or a letter in parentheses, is a choice and keeps its case.
