@@ -108,6 +108,10 @@ def test_an_engine_and_its_settings_are_set_in_any_order(base: Path) -> None:
         ("steps", "an override is written key.sub=value"),
         ("model.path=/nowhere", "exactly one of model.path"),
         ("data.sources.0.tsk=x", "unknown key 'data.sources.0.tsk'. Did you mean 'task'?"),
+        (
+            "data.sources.0.reference.tests=x",
+            "unknown key 'data.sources.0.reference'. Did you mean 'ground_truth'?",
+        ),
         ("data.sources.0.kind=x", "'data.sources.0.kind' is 'x', it must be one of file, reasoning_gym"),
         ("data.evaluations.aime.path=x", "the key 'data.evaluations.aime.kind' is missing"),
         (

@@ -118,6 +118,7 @@ PACKED = base64.b64encode(
         ({"tests": [{"function": "f", "args": [1], "expected": 2}]}, [CallTest("f", (1,), (2,))]),
         ({"tests": [{"args": [], "expected": None}], "fn_name": "f"}, [CallTest("f", (), (None,))]),
         ({"input_output": {"inputs": ["1\n"], "outputs": ["2\n"]}}, [StdinTest("1\n", "2\n")]),
+        ({"inputs": [[1]], "outputs": [2], "fn_name": "f"}, [CallTest("f", (1,), (2,))]),
         ({"input_output": {"inputs": [["1", "2"]], "outputs": [["3", "4"]]}}, [StdinTest("1\n2", "3\n4")]),
         (
             {"input_output": json.dumps({"inputs": [[1, 2]], "outputs": [3], "fn_name": "f"})},

@@ -298,6 +298,30 @@ def test_a_long_response_is_read_in_linear_time(name, text):
     assert time.process_time() - start < 2.0
 
 
+def test_a_new_file_in_the_folder_of_verifiers_is_found_by_its_name(tmp_path, monkeypatch):
+    from megarl.rewards import verifiers
+
+    (tmp_path / "shouting.py").write_text(
+        "from megarl.rewards.contract import verifier\n"
+        "@verifier(run_in='inline')\n"
+        "def shouting(response, ground_truth, *, at_least: int = 1):\n"
+        "    return response.text.count('!') >= at_least\n"
+    )
+    monkeypatch.setattr(verifiers, "__path__", [*verifiers.__path__, str(tmp_path)])
+    assert verify("shouting", "Hey!", {}).value == 1.0
+    assert find("shouting").spec.run_in == "inline"
+    with pytest.raises(UserError, match=r"'shoutin'\. Did you mean 'shouting'"):
+        find("shoutin")
+
+
+def test_the_old_name_of_the_ground_truth_is_told_the_new_one():
+    with pytest.raises(UserError, match=r"unknown language 'reference'\. Did you mean 'ground_truth'"):
+        find("language_consistency").options({"language": "reference"}, where="here")
+    options = {"url": "http://localhost", "model": "m", "template": "Compare {response} with {reference}"}
+    with pytest.raises(UserError, match=r"no word \{reference\}\. Did you mean \{ground_truth\}"):
+        find("model_judge").options(options, where="here")
+
+
 def test_every_built_in_verifier_is_found_and_its_options_are_its_keywords():
     from megarl.rewards import builtin_names
 
