@@ -98,17 +98,17 @@ def verify(
         list[str] | None, typer.Option("--option", "-o", help="key=value of the verifier.")
     ] = None,
     response: Annotated[str, typer.Option(help="Column of the response.")] = "response",
-    reference: Annotated[str, typer.Option(help="Column of the reference.")] = "reference",
-    answer: Annotated[str | None, typer.Option(help="Column to use as the reference's answer.")] = None,
+    ground_truth: Annotated[str, typer.Option(help="Column of the ground truth.")] = "ground_truth",
+    answer: Annotated[str | None, typer.Option(help="Column to use as the ground truth's answer.")] = None,
     label: Annotated[str, typer.Option(help="Column of a known verdict, compared if it is there.")] = "label",
     skip_bad_rows: Annotated[bool, typer.Option(help="Count rows that can't be read, and go on.")] = False,
     workers: Annotated[int, typer.Option(help="Scoring processes.")] = 2,
     write: Annotated[Path | None, typer.Option(help="JSON-lines file for the verdicts.")] = None,
 ) -> None:
     """Score a file of responses without training, and compare the verdicts with a column of labels."""
-    from megarl.rewards.verify_file import Columns, parse_options, verify_file
+    from megarl.rewards.scoring.verify_file import Columns, parse_options, verify_file
 
-    columns = Columns(response=response, reference=reference, answer=answer, label=label)
+    columns = Columns(response=response, ground_truth=ground_truth, answer=answer, label=label)
     print(
         verify_file(
             file,
@@ -183,7 +183,7 @@ def data_inspect(
 
     from megarl.data.inspection import inspect_file, render_report
     from megarl.data.tokenizer import load_tokenizer
-    from megarl.rewards.verify_file import parse_options
+    from megarl.rewards.scoring.verify_file import parse_options
 
     given = {"preset": preset, "split": split, "format": format, "columns": parse_options(column or [])}
     settings: dict[str, Any] = {key: value for key, value in given.items() if value}

@@ -7,8 +7,10 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 
 EXIT_USER_ERROR = 2
+RENAMED = MappingProxyType({"reference": "ground_truth"})  # names that settings had before
 
 
 class UserError(Exception):
@@ -28,7 +30,9 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     " Did you mean 'gspo' or 'grpo' or 'ppo'?"
     """
     plain = {name.lower(): name for name in known}
-    near = [plain[name] for name in difflib.get_close_matches(word.lower(), plain, n=most, cutoff=0.5)]
+    close = difflib.get_close_matches(word.lower(), plain, n=most, cutoff=0.5)
+    renamed = RENAMED.get(word.lower())
+    near = [renamed] if renamed in plain else [plain[name] for name in close]
     return f" Did you mean {' or '.join(repr(w) for w in near)}?" if near else ""
 
 

@@ -28,14 +28,14 @@ class Prompt:
     token_ids: int32 [prompt_tokens], after the chat template; what the engine continues.
     text: the rendered prompt, for people.
     verifier: a name in the reward registry.
-    reference: what the verifier compares with (answer, unit tests, task metadata); JSON-able.
+    ground_truth: what the verifier compares with (answer, unit tests, task metadata); JSON-able.
     """
 
     prompt_id: str
     token_ids: np.ndarray
     text: str
     verifier: str
-    reference: Mapping[str, Any]
+    ground_truth: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))

@@ -161,7 +161,7 @@ def worked_sum(expression: str) -> str:
 def demonstrate(question: Question, seed: int) -> str:
     """The response to a sum; a hash of the question's name and the seed chooses whether it is worked out, and how that
     begins."""
-    entry = question.reference["entry"]
+    entry = question.ground_truth["entry"]
     answer = f"{ANSWER} {entry['answer']}"
     digest = hashlib.blake2b(f"{seed}/{question.question_id}".encode(), digest_size=8).digest()
     draw = int.from_bytes(digest, "big")

@@ -90,7 +90,7 @@ def row_reader(settings: RowSettings) -> RowReader:
         raise UserError(f"{settings.path}: set preset, or columns.question (and columns.answer).")
     columns = {str(role): column for role, column in settings.columns.items()}
     if isinstance(settings, FileSettings):
-        return RowReader(settings.preset, columns, settings.reference, settings.verifier)
+        return RowReader(settings.preset, columns, settings.ground_truth, settings.verifier)
     return RowReader(settings.preset, columns)
 
 
@@ -112,7 +112,7 @@ class FileQuestions:
                 messages=frame(found.asked, self.settings),
                 content=found.bare,
                 verifier=found.verifier,
-                reference=found.reference,
+                ground_truth=found.ground_truth,
             )
 
 

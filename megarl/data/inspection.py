@@ -145,7 +145,7 @@ class _Look:
         verifier = self.source.verifier or (
             PRESETS[preset].verifier if preset and preset in PRESETS else None
         )
-        self.reader = RowReader(preset, columns, self.source.reference, verifier or NO_VERIFIER)
+        self.reader = RowReader(preset, columns, self.source.ground_truth, verifier or NO_VERIFIER)
         self.report.use = _use(self.reader, row)
 
     def _columns(self, row: Mapping[str, Any]) -> None:
@@ -177,7 +177,7 @@ class _Look:
             self._measure("conversation", chat)
         else:
             prompt = self.reader.prompt(value)
-            answer = prompt.reference.get("answer")
+            answer = prompt.ground_truth.get("answer")
             asked = frame(prompt.asked, self.source)
             self._asked(row, asked, prompt.bare, "" if answer is None else str(answer))
             self.answers[_kind(answer)] += 1

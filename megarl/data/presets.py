@@ -1,6 +1,6 @@
 """The shapes that data sets have: which columns hold the question and the answer, and how they are read.
 
-A preset is a row of one table. The `columns`, `reference` and `verifier` of a source's settings override
+A preset is a row of one table. The `columns`, `ground_truth` and `verifier` of a source's settings override
 it, so a data set without a preset needs none.
 """
 
@@ -26,7 +26,7 @@ class Preset:
         first that a row has wins, and a dotted name looks inside an object.
     uses: what such rows are for: methods of `RowReader`.
     read: by column, what makes its value the answer; a column that is not listed holds the answer itself.
-    reference: columns that the verifier needs as they are; a row must have at least one of them.
+    ground_truth: columns that the verifier needs as they are; a row must have at least one of them.
     verifier: who scores; None = the settings must say.
     optional: roles that a row may lack.
     compose: makes the question's text of the row and its question column.
@@ -39,7 +39,7 @@ class Preset:
     uses: tuple[str, ...] = ("prompt",)
     verifier: str | None = None
     read: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
-    reference: tuple[str, ...] = ()
+    ground_truth: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
     compose: Callable[[Mapping[str, Any], str], str] = lambda row, question: question
     bare: Callable[[str], str] = str
@@ -77,7 +77,7 @@ PRESETS: Mapping[str, Preset] = {
             "LiveCodeBench code generation: unit tests as JSON, the private ones compressed",
             {"question": ("question_content",)},
             verifier="code",
-            reference=("public_test_cases", "private_test_cases", "metadata"),
+            ground_truth=("public_test_cases", "private_test_cases", "metadata"),
             compose=_with_starter_code,
         ),
         Preset(
@@ -143,12 +143,12 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class PromptRow:
-    """asked: text or messages; bare: the words that identify it; verifier and reference as in `Prompt`."""
+    """asked: text or messages; bare: the words that identify it; verifier and ground_truth as in `Prompt`."""
 
     asked: str | list[Message]
     bare: str
     verifier: str
-    reference: Mapping[str, Any]
+    ground_truth: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -163,15 +163,15 @@ class PreferenceRow:
 class RowReader:
     """Reads rows of one shape; every method raises RowError with what is wrong with the row.
 
-    preset: a name in PRESETS, or None. columns: roles to columns, in place of the preset's. reference: keys
-    of the verifier's reference to columns, beside the preset's. verifier: in place of the preset's.
+    preset: a name in PRESETS, or None. columns: roles to columns, in place of the preset's. ground_truth: keys
+    of the verifier's ground truth to columns, beside the preset's. verifier: in place of the preset's.
     """
 
     def __init__(
         self,
         preset: str | None = None,
         columns: Mapping[str, str] | None = None,
-        reference: Mapping[str, str] | None = None,
+        ground_truth: Mapping[str, str] | None = None,
         verifier: str | None = None,
     ) -> None:
         if preset is not None and preset not in PRESETS:
@@ -180,7 +180,7 @@ class RowReader:
             )
         self.preset = PRESETS[preset] if preset else Preset("none", "columns as set", {})
         self.columns = {**self.preset.columns, **{role: (c,) for role, c in (columns or {}).items()}}
-        self.extra = dict(reference or {})
+        self.extra = dict(ground_truth or {})
         self.verifier = verifier or self.preset.verifier
         self._required = set(columns or {}) | (set(self.preset.columns) - self.preset.optional)
 
@@ -191,7 +191,7 @@ class RowReader:
             verifier = values.text(self._value(row, "verifier")[1], "the verifier")
         if verifier is None:
             raise UserError(f"rows of preset {self.preset.name!r} don't say who scores them. Set verifier.")
-        return PromptRow(asked, self.preset.bare(values.all_text(asked)), verifier, self._reference(row))
+        return PromptRow(asked, self.preset.bare(values.all_text(asked)), verifier, self._ground_truth(row))
 
     def chat(self, row: Mapping[str, Any]) -> list[Message]:
         """A conversation to learn from; it ends with the assistant."""
@@ -234,8 +234,8 @@ class RowReader:
         asked = values.question(value, repr(column))
         return self.preset.compose(row, asked) if isinstance(asked, str) else list(asked)
 
-    def _reference(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        reference: dict[str, Any] = {}
+    def _ground_truth(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        ground_truth: dict[str, Any] = {}
         if "answer" in self.columns:
             try:
                 column, value = self._value(row, "answer")
@@ -244,18 +244,18 @@ class RowReader:
                     raise
             else:
                 reader = self.preset.read.get(column, lambda raw: raw)
-                reference["answer"] = values.answer(reader(values.answer(value)))
-        reference.update({c: row[c] for c in self.preset.reference if row.get(c) not in (None, "")})
-        if self.preset.reference and not reference.keys() & set(self.preset.reference):
+                ground_truth["answer"] = values.answer(reader(values.answer(value)))
+        ground_truth.update({c: row[c] for c in self.preset.ground_truth if row.get(c) not in (None, "")})
+        if self.preset.ground_truth and not ground_truth.keys() & set(self.preset.ground_truth):
             raise RowError(
-                f"none of the columns {', '.join(map(repr, self.preset.reference))} holds anything"
+                f"none of the columns {', '.join(map(repr, self.preset.ground_truth))} holds anything"
             )
         for key, column in self.extra.items():
             try:
-                reference[key] = values.lookup(row, column)
+                ground_truth[key] = values.lookup(row, column)
             except KeyError:
-                raise RowError(f"no column {column!r} for the reference's {key!r}") from None
-        return reference
+                raise RowError(f"no column {column!r} for the ground truth's {key!r}") from None
+        return ground_truth
 
     def _value(self, row: Mapping[str, Any], role: str) -> tuple[str, Any]:
         if role not in self.columns:

@@ -77,7 +77,7 @@ class ReasoningGymQuestions:
             messages=frame(entry["question"], self.settings),
             content=entry["question"],
             verifier=VERIFIER,
-            reference={"dataset": task, "entry": entry, **({"config": config} if config else {})},
+            ground_truth={"dataset": task, "entry": entry, **({"config": config} if config else {})},
         )
 
     def _dataset(self, chunk: int, again: int, seed: int, size: int) -> Any:

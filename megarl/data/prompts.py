@@ -112,7 +112,7 @@ class _Rules:
                     f"prompt {question.question_id!r} has {len(ids)} tokens, max_prompt_tokens is {most}. "
                     "Raise it, or set overlong to 'skip'."
                 )
-            made = Prompt(question.question_id, ids, text, question.verifier, question.reference)
+            made = Prompt(question.question_id, ids, text, question.verifier, question.ground_truth)
             prompts.append(made if fits else None)
         return prompts
 

@@ -20,14 +20,14 @@ class Question:
     messages: the conversation up to where the assistant answers, framing included.
     content: the bare question without framing; two questions of equal content (whitespace aside) are the
     same.
-    verifier, reference: as in `Prompt`.
+    verifier, ground_truth: as in `Prompt`.
     """
 
     question_id: str
     messages: tuple[Message, ...]
     content: str
     verifier: str
-    reference: Mapping[str, Any]
+    ground_truth: Mapping[str, Any]
 
 
 def normalised(text: str) -> str:

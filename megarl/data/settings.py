@@ -97,9 +97,9 @@ class FileSettings(SourceSettings, RowSettings):
     """Questions in files."""
 
     kind: Literal["file"] = Field(default="file", description="Questions in files.")
-    reference: dict[str, str] = Field(
+    ground_truth: dict[str, str] = Field(
         default_factory=dict,
-        description="Further columns for the verifier, by the reference's key: for example {tests: cases}.",
+        description="Further columns for the verifier, by the ground truth's key: for example {tests: cases}.",
     )
     verifier: str | None = Field(
         default=None, description="Who scores the answers; None = as the preset says (math, code)."

@@ -71,9 +71,10 @@ ROLLOUT = (
     ),
     Metric(
         "rollout/unscored_reason/{reason}",
-        "Unscored responses by why: timed_out, bad_reference, worker_died, sandbox, raised, no_number, service, other.",
+        "Unscored responses by why: "
+        "timed_out, bad_ground_truth, worker_died, sandbox, raised, no_number, service, other.",
         "responses",
-        "bad_reference is a fault of the data's row, sandbox of the machine.",
+        "bad_ground_truth is a fault of the data's row, sandbox of the machine.",
         "sum",
     ),
     Metric("rollout/responses", "Responses generated for this step.", "responses", "", "sum"),

@@ -4,32 +4,29 @@ r"""Verifiable rewards: verifiers found by name, composed into one number, run b
     score = verify("math", r"So it is \boxed{\frac{1}{2}}.", {"answer": "0.5"})
     assert score.value == 1.0
 
-`Scorer` is what a training loop holds. Nothing here imports torch, Megatron or SGLang.
+- `contract.py` says what a verifier is; `verifiers/` holds the built-in ones, one a file.
+- `scoring/` runs them for a training loop (`Scorer`) or for a file of responses (`verify_file`).
+- `execution/` is the sandbox in which a response's program runs.
+
+Nothing here imports torch, Megatron or SGLang.
 """
 
-from megarl.rewards.compose import reason_kind
-from megarl.rewards.registry import (
-    BUILTIN,
-    BadReference,
-    Reference,
-    Response,
-    Score,
-    Verifier,
-    find,
-    verifier,
-)
-from megarl.rewards.scorer import Scored, Scorer
+import asyncio
+
+from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, call, to_score, verifier
+from megarl.rewards.scoring.compose import reason_kind
+from megarl.rewards.scoring.scorer import Scored, Scorer
+from megarl.rewards.scoring.verify_file import Columns, FileReport, parse_options, verify_file
 from megarl.rewards.settings import Part, RewardSettings
 from megarl.rewards.shaping import add_once, mask_overlong, raw_reward
-from megarl.rewards.verify_file import Columns, FileReport, parse_options, verify_file
+from megarl.rewards.verifiers import Verifier, builtin_names, find
 
 __all__ = [
-    "BUILTIN",
-    "BadReference",
+    "BadGroundTruth",
     "Columns",
     "FileReport",
+    "GroundTruth",
     "Part",
-    "Reference",
     "Response",
     "RewardSettings",
     "Score",
@@ -37,6 +34,7 @@ __all__ = [
     "Scorer",
     "Verifier",
     "add_once",
+    "builtin_names",
     "find",
     "mask_overlong",
     "parse_options",
@@ -48,24 +46,21 @@ __all__ = [
 ]
 
 
-def verify(name: str, response: str | Response, reference: Reference, **options: object) -> Score:
-    """One verdict, here and now, in this thread and without a time bound; raises UserError for a wrong
-    option.
+def verify(name: str, response: str | Response, ground_truth: GroundTruth, **options: object) -> Score:
+    """Return one verdict, from this thread and without a time bound.
+
+    Raises UserError for an unknown verifier and for an unknown or wrong option.
     """
-    import asyncio
-
-    from megarl.rewards.registry import call, to_score
-
     found = find(name)
     checked = found.options(options, where="verify")
     given = Response(response) if isinstance(response, str) else response
-    if found.placement.place != "service":
-        return call(found.function, given, reference, checked)
+    if found.spec.run_in != "service":
+        return call(found.function, given, ground_truth, checked)
 
     async def ask() -> Score:
         service = found.function(**checked)
         try:
-            return to_score(await service(given, reference))
+            return to_score(await service(given, ground_truth))
         finally:
             await service.aclose()
 

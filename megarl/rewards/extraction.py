@@ -6,9 +6,10 @@ Every scan is linear in the text, whatever the text.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
-from megarl.rewards.registry import Response
+from megarl.rewards.contract import Response
 
 Extract = Literal["whole", "boxed", "tag", "marker", "auto"]
 
@@ -35,12 +36,12 @@ _BARE = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])")
 def answer_part(
     response: Response, *, think: tuple[str, str] = THINK, eos: tuple[str, ...] = EOS_STRINGS
 ) -> str:
-    """The response without thinking and end-of-sequence strings; the prompt may have opened the thinking."""
+    """Return the response without thinking and end-of-sequence strings; the prompt may have opened the thinking."""
     return visible(response.text, think=think, eos=eos, opened=response.prompt.rstrip().endswith(think[0]))
 
 
 def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
-    """The answer, stripped; None where the convention isn't met.
+    """Return the answer, stripped; None where the convention isn't met.
 
     whole: the text. boxed: the last closed box. tag: inside the last closed `<tag>...</tag>`. marker: the
     rest of the line after the last `marker`. auto: the first of tag, boxed, marker, whole that is there.
@@ -62,7 +63,7 @@ def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last closed box that is not itself inside a closed box; None where there is none.
+    """Return the content of the last closed box that is not itself inside a closed box; None where there is none.
 
     >>> last_box(r"\\boxed{4} so \\boxed{\\frac{1}{2}} and \\boxed{5")
     '\\\\frac{1}{2}'
@@ -80,6 +81,28 @@ def last_box(text: str) -> str | None:
             found, found_end = text[position + 1 : closing[position]], closing[position]
         elif position < len(text) and text[position] != "{" and (bare := _BARE.match(text, position)):
             found, found_end = bare.group().rstrip(".,"), bare.end()  # \boxed 5, as TeX allows
+    return found
+
+
+def last_code_block(text: str, labels: Sequence[str]) -> str | None:
+    """Return the last closed fenced block (CommonMark's rules) with one of these labels or none, or None.
+
+    A block that is opened and never closed does not hide an earlier one.
+    """
+    found = fence = None
+    wanted, lines = False, list[str]()
+    for line in text.splitlines(keepends=True):
+        match = re.match(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*$", line.rstrip("\r\n"))
+        if fence is None:
+            if match:
+                fence, lines = match[1], []
+                wanted = not match[2] or match[2].lower().strip("{}.") in labels
+        elif match and match[1].startswith(fence) and line.strip() == match[1]:
+            if wanted:
+                found = "".join(lines)
+            fence = None
+        else:
+            lines.append(line)
     return found
 
 

@@ -50,7 +50,7 @@ class JsonClient:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def post(self, body: Any) -> Any:
-        """The decoded JSON of the answer. Raises ServiceFailure."""
+        """Return the decoded JSON of the answer. Raises ServiceFailure."""
         async with self._slots:
             for attempt in range(self.retries + 1):
                 failure, wait_s = await self._attempt(body)

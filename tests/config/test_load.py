@@ -109,6 +109,10 @@ def test_an_engine_and_its_settings_are_set_in_any_order(base: Path) -> None:
         ("model.path=null", "model.path: the folder of a Hugging Face checkpoint must be set"),
         ("sft.steps=3", "sft.demonstrations: a cold start (sft.steps) needs something to learn from"),
         ("data.sources.0.tsk=x", "unknown key 'data.sources.0.tsk'. Did you mean 'task'?"),
+        (
+            "data.sources.0.reference.tests=x",
+            "unknown key 'data.sources.0.reference'. Did you mean 'ground_truth'?",
+        ),
         ("data.sources.0.kind=x", "'data.sources.0.kind' is 'x', it must be one of file, reasoning_gym"),
         ("data.evaluations.aime.path=x", "the key 'data.evaluations.aime.kind' is missing"),
         (

@@ -44,11 +44,11 @@ def test_math_sets_give_the_final_answer_which_the_math_verifier_accepts(preset,
     from megarl.rewards import verify
 
     read = questions(preset, file)
-    assert [q.reference["answer"] for q in read] == answers
+    assert [q.ground_truth["answer"] for q in read] == answers
     assert {q.verifier for q in read} == {"math"}
     for question, answer in zip(read, answers, strict=True):
-        assert verify("math", rf"So it is $\boxed{{{answer}}}$.", question.reference).value == 1
-        assert verify("math", r"So it is $\boxed{-12345}$.", question.reference).value == 0
+        assert verify("math", rf"So it is $\boxed{{{answer}}}$.", question.ground_truth).value == 1
+        assert verify("math", r"So it is $\boxed{-12345}$.", question.ground_truth).value == 0
 
 
 def test_one_question_in_three_layouts_of_dapo_is_one_question():
@@ -63,12 +63,12 @@ def test_one_question_in_three_layouts_of_dapo_is_one_question():
 
 
 def test_live_code_bench_gives_the_code_verifier_its_tests():
-    from megarl.rewards.code_tests import CallTest, StdinTest, read_tests
+    from megarl.rewards.verifiers.code.unit_tests import CallTest, StdinTest, read_tests
 
     first, second = questions("livecodebench", "livecodebench.jsonl")
     assert first.verifier == second.verifier == "code"
-    assert read_tests(first.reference) == (StdinTest("1 2\n", "3\n"), StdinTest("5 -7\n", "-2\n"))
-    calls = read_tests(second.reference)
+    assert read_tests(first.ground_truth) == (StdinTest("1 2\n", "3\n"), StdinTest("5 -7\n", "-2\n"))
+    calls = read_tests(second.ground_truth)
     assert [(c.function, c.args) for c in calls if isinstance(c, CallTest)] == [
         ("twice", (4,)),
         ("twice", (-1,)),
@@ -81,10 +81,10 @@ def test_chat_rows_ask_up_to_the_last_answer():
     first, second = questions("messages", "chat_messages.jsonl", verifier="exact")
     assert [m["role"] for m in first.messages] == ["system", "user"]
     assert [m["content"] for m in second.messages] == ["Hello", "Hello. What can I do?", "What is 3 * 3?"]
-    assert (second.verifier, second.reference) == ("exact", {"answer": "9"})
+    assert (second.verifier, second.ground_truth) == ("exact", {"answer": "9"})
     (shared,) = questions("messages", "sharegpt.jsonl", verifier="exact")
     assert list(shared.messages) == [{"role": "user", "content": "What is 2 + 2?"}]
-    assert shared.reference == {}
+    assert shared.ground_truth == {}
 
 
 def test_chat_rows_without_a_verifier_say_so():
@@ -149,12 +149,12 @@ def test_columns_stand_in_for_a_preset_and_extra_columns_reach_the_verifier(tmp_
     source = FileSettings(
         path=str(path),
         columns={"question": "ask.text", "answer": "gold"},
-        reference={"tests": "cases"},
+        ground_truth={"tests": "cases"},
         verifier="code",
     )
     (question,) = FileQuestions(source, Tally())
     assert (question.question_id, question.content) == ("own/1", "1 + 1")
-    assert question.reference == {"answer": 2, "tests": [{"stdin": "", "stdout": "2"}]}
+    assert question.ground_truth == {"answer": 2, "tests": [{"stdin": "", "stdout": "2"}]}
 
 
 def test_a_verifier_column_routes_mixed_rows(tmp_path):

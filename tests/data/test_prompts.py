@@ -29,7 +29,7 @@ def data(**settings) -> DataSettings:
 
 
 def question_of(prompt) -> str:
-    return prompt.reference["entry"]["question"]
+    return prompt.ground_truth["entry"]["question"]
 
 
 @pytest.mark.parametrize("size", [None, 3000])
@@ -66,31 +66,31 @@ def test_a_finite_source_is_exactly_the_dataset_of_that_seed_and_size(tokenizer)
         sources=[chain_sum(size=40, seed=7)], heldout={"fraction": 0}, shuffle=False, duplicates="keep"
     )
     made = open_prompts(settings, tokenizer)
-    reference = reasoning_gym.create_dataset("chain_sum", **EASY, seed=7, size=40)
-    assert [p.reference["entry"] for p in made.stream().next(40)] == list(reference)
+    expected = reasoning_gym.create_dataset("chain_sum", **EASY, seed=7, size=40)
+    assert [p.ground_truth["entry"] for p in made.stream().next(40)] == list(expected)
     assert made.heldout == {}
 
 
 @pytest.mark.parametrize(
     "task", ["chain_sum", "knights_knaves", "graph_color", "list_functions", "pool_matrix"]
 )
-def test_the_reference_lets_the_task_score_an_answer_even_after_json(tokenizer, task):
+def test_the_ground_truth_lets_the_task_score_an_answer_even_after_json(tokenizer, task):
     source = {"kind": "reasoning_gym", "task": task}
     made = open_prompts(data(sources=[source], heldout={"fraction": 0}), tokenizer)
     for prompt in made.stream().next(3):
-        reference = json.loads(json.dumps(prompt.reference))
+        ground_truth = json.loads(json.dumps(prompt.ground_truth))
         assert prompt.verifier == "reasoning_gym"
-        score = reasoning_gym.get_score_answer_fn(reference["dataset"])
-        if reference["entry"]["answer"] is not None:
-            assert score(reference["entry"]["answer"], reference["entry"]) == 1
-        assert score("no such answer", reference["entry"]) < 0.1
+        score = reasoning_gym.get_score_answer_fn(ground_truth["dataset"])
+        if ground_truth["entry"]["answer"] is not None:
+            assert score(ground_truth["entry"]["answer"], ground_truth["entry"]) == 1
+        assert score("no such answer", ground_truth["entry"]) < 0.1
 
 
 def test_a_composite_names_the_task_that_scores(tokenizer):
     parts = [{"name": "chain_sum", "weight": 1, "config": EASY}, {"name": "gcd", "weight": 1}]
     source = {"kind": "reasoning_gym", "task": "composite", "params": {"datasets": parts}}
     made = open_prompts(data(sources=[source], heldout={"count": 5}), tokenizer)
-    tasks = {p.reference["dataset"] for p in made.stream().next(40)}
+    tasks = {p.ground_truth["dataset"] for p in made.stream().next(40)}
     assert tasks == {"chain_sum", "gcd"}
 
 

@@ -52,7 +52,7 @@ def test_the_first_training_questions_are_demonstrated_and_learned_as_the_run_wo
         expected = tokenizer.encode_demonstration(prompt.token_ids, answer)
         assert sequence.token_ids.tolist() == expected.token_ids.tolist()
         assert sequence.loss_mask.tolist() == expected.loss_mask.tolist()
-        assert answer.endswith(f"Answer: {prompt.reference['entry']['answer']}")
+        assert answer.endswith(f"Answer: {prompt.ground_truth['entry']['answer']}")
 
 
 def test_rl_begins_behind_the_questions_that_were_demonstrated() -> None:

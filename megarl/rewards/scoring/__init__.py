@@ -1,0 +1,1 @@
+"""Scoring for a training loop (`scorer.py`) and for files (`verify_file.py`): composition, processes, services."""

@@ -1,0 +1,130 @@
+"""`math`: the final answer is right, wrong, or missing.
+
+Our own extraction (`extract`) finds the answer, our own reader (`answer`) takes its structure apart, and
+math-verify compares what is left: genuine formulas (`algebra`). The rules, with their reasons, are the rows
+of `tests/fixtures/math_verdicts.jsonl`.
+
+ground_truth: {"answer": text or number}; a list of them = any one of these is right.
+"""
+
+from __future__ import annotations
+
+import functools
+import math as _math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
+from megarl.rewards.extraction import EOS_STRINGS, THINK, answer_part, last_box, strip_eos
+from megarl.rewards.verifiers.math.answer import THOUSANDS, Answer, read
+from megarl.rewards.verifiers.math.equal import Percent, Rules, same
+from megarl.rewards.verifiers.math.extract import Form, final_answer
+from megarl.rewards.verifiers.math.text import tidy
+
+__all__ = ["equivalent", "math"]
+
+Mode = Literal["strict", "lenient"]
+FORMS: dict[str, tuple[Form, ...]] = {"strict": ("boxed",), "lenient": ("boxed", "answer_line", "hashes")}
+PERCENT: dict[str, Percent] = {"strict": "value", "lenient": "either"}
+
+
+def _warm() -> None:
+    """Fill the parser's and sympy's caches: a first formula costs a second, a later one milliseconds."""
+    for gold, answer in (
+        (r"\frac{\sqrt{3}}{2}", r"\sqrt{3}/2"),
+        ("x^2+3x+2", "(x+1)(x+3)"),
+        (r"2\pi r", r"2 \cdot \pi \cdot r"),
+        (r"\log_2 8", "4"),
+        (r"\frac{x^3-1}{x-1}", "x^{2}+x+1"),
+        ("2x+3y=6", "4x+6y=12"),
+        (r"e^{i\theta}", r"\cos\theta+i\sin\theta"),
+        (r"\frac{n!}{2}", r"\binom{n}{2}"),
+        ("|x-1|", "|1-x|"),
+        ("a_1+f(x)", "a_{1}-f(x)"),
+        (r"\sqrt[3]{2}", "2^{1/3}"),
+        ("x+y>1", "y+x>1"),
+    ):
+        equivalent(gold, answer)
+
+
+@verifier(run_in="worker", timeout_s=5.0, warm=_warm)
+def math(
+    response: Response,
+    ground_truth: GroundTruth,
+    *,
+    mode: Mode = "strict",
+    forms: tuple[Form, ...] | None = None,
+    percent: Percent | None = None,
+    think: tuple[str, str] = THINK,
+    eos: tuple[str, ...] = EOS_STRINGS,
+    max_characters: int = 2000,
+) -> Score:
+    r"""Return 1 if the final answer equals the ground truth, 0 if not or if there is none.
+
+    Part `answered`: 1 if there was an answer.
+
+    mode: `strict` reads boxes only and compares exactly; `lenient` also reads "answer: ..." lines and "####
+        ...", and accepts correct roundings and other notations of the same (see `Rules`).
+    forms: where an answer may stand, first found first: `boxed` (\boxed, \fbox), `answer_line` ("the answer
+        is 5", "Answer: 5"), `hashes` ("#### 5"); default by mode.
+    percent: `50%` equals 0.5 (`value`, strict's default), 50 (`number`) or both (`either`, lenient's).
+    think: the tags around thinking, which is never read. eos: strings cut from the end.
+    max_characters: a longer answer is compared as text only.
+    """
+    golds = _golds(ground_truth)
+    answer = final_answer(answer_part(response, think=think, eos=eos), forms or FORMS[mode])
+    if answer is None:
+        return Score(0.0, {"answered": 0.0}, "no final answer")
+    rules = Rules(percent or PERCENT[mode], lenient=mode == "lenient")
+    right, reason = _judge(golds, strip_eos(answer, eos), rules, max_characters)
+    return Score(float(right), {"answered": 1.0}, reason)
+
+
+def equivalent(gold: str, answer: str, *, mode: Mode = "strict", percent: Percent | None = None) -> bool:
+    """Return whether two bare answers (no box, no sentence around them) are the same. Symmetric."""
+    rules = Rules(percent or PERCENT[mode], lenient=mode == "lenient")
+    return _judge((gold,), answer, rules, max_characters=2000)[0]
+
+
+def _judge(golds: Sequence[str], answer: str, rules: Rules, max_characters: int) -> tuple[bool, str | None]:
+    if len(answer) > max_characters:
+        return answer in golds, "answer too long to be compared as a formula"
+    readings = _read(answer, rules.lenient)
+    if not readings:
+        return False, "empty answer"
+    return any(
+        same(g, a, rules) for gold in golds for g in _read(gold, rules.lenient) for a in readings
+    ), None
+
+
+@functools.lru_cache(maxsize=8192)
+def _read(text: str, lenient: bool) -> tuple[Answer, ...]:
+    """Return what a text may mean: one reading; leniently, "100,200" is a list too. () for an empty one."""
+    spelled = tidy(text)
+    readings = [read(spelled)]
+    if lenient and THOUSANDS.search(spelled):
+        readings.append(read(spelled.replace(",", ", ")))
+    return tuple(reading for reading in readings if reading is not None)
+
+
+def _golds(ground_truth: GroundTruth) -> tuple[str, ...]:
+    if "answer" not in ground_truth:
+        raise BadGroundTruth("a math ground truth needs 'answer'")
+    given = ground_truth["answer"]
+    golds = tuple(_gold(one) for one in (given if isinstance(given, (list, tuple)) else [given]))
+    if not golds:
+        raise BadGroundTruth("'answer' is an empty list")
+    return golds
+
+
+def _gold(given: Any) -> str:
+    if isinstance(given, bool) or not isinstance(given, (str, int, float)):
+        raise BadGroundTruth(f"'answer' is {given!r}: a math answer is a text or a number")
+    if isinstance(given, float) and not _math.isfinite(given):
+        raise BadGroundTruth(f"'answer' is {given}")
+    text = str(given).strip()
+    box = last_box(text)
+    text = text if box is None else box
+    if not _read(text, False):
+        raise BadGroundTruth(f"'answer' is empty: {given!r}")
+    return text

@@ -1,0 +1,339 @@
+"""What an answer says: a number, a text, a set, a tuple, an interval, a matrix, an equation... or a formula.
+
+`read` takes the structure apart by our own rules, down to leaves; only a leaf that is a genuine formula is
+left for computer algebra. So "1,2" can never become 12, an interval keeps its brackets, and a set is
+unordered while a tuple isn't, whatever an algebra system would make of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from megarl.rewards.verifiers.math.number import Number, read_number
+from megarl.rewards.verifiers.math.text import closing_bracket, split_top
+from megarl.rewards.verifiers.math.units import split_unit
+from megarl.rewards.verifiers.math.words import TEXT_COMMAND, read_words
+
+MAX_DEPTH = 40
+
+
+@dataclass(frozen=True)
+class Text:
+    """An answer in words, without case, articles or outer punctuation."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula, left for computer algebra. unit: normalised, or "". percent: the formula was followed by %."""
+
+    latex: str
+    unit: str = ""
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """Several answers, unordered; `braces`: written as a set, so repeated elements count once."""
+
+    parts: tuple[Answer, ...]
+    braces: bool
+
+
+@dataclass(frozen=True)
+class Tuple:
+    """Ordered parts between brackets: a point, a vector, or (with two parts) an interval."""
+
+    left: str
+    parts: tuple[Answer, ...]
+    right: str
+
+
+@dataclass(frozen=True)
+class Union:
+    """Sets joined by cup, unordered."""
+
+    parts: tuple[Answer, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    rows: tuple[tuple[Answer, ...], ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`name = values[0] = values[1]...`: every link of the chain must be right. `name` is "" for a bare
+    chain.
+    equation: the whole, if it relates one letter to others (`y = 2x + 1`), else "".
+    """
+
+    name: str
+    values: tuple[Answer, ...]
+    equation: str = ""
+
+
+@dataclass(frozen=True)
+class Inequality:
+    """A bound or range of one variable, as the interval it means."""
+
+    name: str
+    interval: Tuple
+
+
+Answer = Text | Formula | Number | Items | Tuple | Union | Matrix | Assignment | Inequality
+
+EMPTY_SET = Items((), braces=True)
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
+_INFINITY = Formula(r"\infty")
+_MINUS_INFINITY = Formula(r"-\infty")
+
+THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+_AND = r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))\s*"
+_LIST = re.compile(rf"{_AND}|\s*[,;]\s*")
+_COMMA = re.compile(r"\s*[,;]\s*")
+_COLON = re.compile(r"\s*:\s*")
+_CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_ABOUT = re.compile(r"\A\\approx(?![a-zA-Z])\s*")
+_RELATION = re.compile(r"\\(?:le|ge|ne|approx|in|equiv|sim|cong)(?![a-zA-Z])|[=<>]")
+_ENVIRONMENT = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\Z", re.DOTALL)
+_NAME = re.compile(
+    r"(?:m?\s*\\angle\s*[A-Z]{1,3}|[a-zA-Z]|\\[a-zA-Z]+|\\text\s*\{[^{}]*\}|[A-Z]{2,3})(?:_\{?[\w,]+\}?|'|\\prime)*(?:\^\{?-1\}?)?"
+    r"(?:\s*\(\s*[\w,\s\\]{1,20}\))?"
+)
+_NAMES = re.compile(rf"\(?\s*{_NAME.pattern}(?:\s*,\s*{_NAME.pattern})*\s*\)?")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z])\s*\^\{\\circ\}")
+_NOT_NAMES = frozenset((r"\frac", r"\sqrt", r"\pi", r"\infty", r"\emptyset"))
+
+
+def read(text: str, depth: int = 0) -> Answer | None:
+    """Return the meaning of a tidy answer (see `text.tidy`); None for an empty one."""
+    text = text.strip()
+    if (whole := TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
+        text = whole[1].strip()  # a list set as text
+    if text in (r"\emptyset", r"\{\}", r"\{ \}"):
+        return EMPTY_SET
+    if text == r"\mathbb{R}":
+        return Tuple("(", (_MINUS_INFINITY, _INFINITY), ")")
+    text = _ABOUT.sub("", text)
+    if not _says_something(text):
+        return None
+    if depth > MAX_DEPTH:
+        return Formula(text)
+    return (
+        _either_sign(text, depth)
+        or _french_interval(text, depth)
+        or _list(text, depth)
+        or _relation(text, depth)
+        or _union(text, depth)
+        or _ratio(text, depth)
+        or _bracketed(text, depth)
+        or _matrix(text, depth)
+        or _leaf(text)
+    )
+
+
+def _says_something(text: str) -> bool:
+    return bool(re.search(r"[^\s{}\\$.,;:]", TEXT_COMMAND.sub(r"\1", text)))
+
+
+def _either_sign(text: str, depth: int) -> Answer | None:
+    r"""`3 \pm 2` is 5 and 1; `\mp` takes the opposite sign."""
+    if not _PLUS_MINUS.search(text):
+        return None
+    upper = re.sub(r"\\mp(?![a-zA-Z])", "-", re.sub(r"\\pm(?![a-zA-Z])", "+", text))
+    lower = re.sub(r"\\mp(?![a-zA-Z])", "+", re.sub(r"\\pm(?![a-zA-Z])", "-", text))
+    return _items([upper, lower], depth, braces=False)
+
+
+def _french_interval(text: str, depth: int) -> Answer | None:
+    """`]1, 2[` is (1, 2); also `[1, 2[` and `]1, 2]`."""
+    if text[0] not in "[]" or text[-1] not in "[]" or (text[0], text[-1]) == ("[", "]"):
+        return None
+    parts = split_top(text[1:-1], _COMMA)
+    if len(parts) != 2 or any(bracket in text[1:-1] for bracket in "[]"):
+        return None
+    left, right = "[" if text[0] == "[" else "(", "]" if text[-1] == "]" else ")"
+    return _tuple(left, parts, right, depth)
+
+
+def _list(text: str, depth: int) -> Answer | None:
+    """Read answers side by side. Outside brackets a comma may group thousands; inside them it always separates."""
+    parts = split_top(text, _LIST, keep=THOUSANDS)
+    if len(parts) == 1:
+        return None
+    return _items([part for part in parts if part], depth, braces=False)
+
+
+def _relation(text: str, depth: int) -> Answer | None:
+    operators = [match.group() for match in _RELATION.finditer(text)]
+    if not operators:
+        return None
+    sides = split_top(text, _RELATION)
+    if len(sides) != len(operators) + 1 or not all(sides):
+        return None
+    kinds = set(operators)
+    if kinds == {r"\in"} and len(sides) == 2 and _is_name(sides[0]):
+        return read(sides[1], depth + 1)
+    if kinds == {r"\approx"} and len(sides) == 2:
+        return read(sides[1] if _is_name(sides[0]) else sides[0], depth + 1)
+    if kinds <= {"=", r"\approx"}:
+        return _assignment(sides, operators, depth)
+    if kinds <= {"<", ">", r"\le", r"\ge"}:
+        return _inequality(sides, operators, depth)
+    return None
+
+
+def _assignment(sides: list[str], operators: list[str], depth: int) -> Answer | None:
+    if len(sides) == 2 and _is_name(sides[1]) and not _is_name(sides[0]):
+        sides = sides[::-1]
+    named = _is_name(sides[0]) and not re.fullmatch(r"\(?\d.*", sides[0])
+    if not named and any(_free_letters(side) for side in sides):
+        return None  # an equation in its own right
+    exact = [sides[0]] + [
+        side for side, operator in zip(sides[1:], operators, strict=True) if operator == "="
+    ]
+    values = [read(side, depth + 1) for side in (exact[1:] if named else exact)]
+    if not values or any(value is None for value in values):
+        return None
+    if named and any(isinstance(value, Formula) and _has(value.latex, sides[0]) for value in values):
+        return None  # `x = x + 1` doesn't say what x is
+    relates = len(sides) == 2 and re.fullmatch("[a-zA-Z]", sides[0]) and _free_letters(sides[1])
+    return Assignment(
+        _plain(sides[0]) if named else "",
+        tuple(value for value in values if value is not None),
+        f"{sides[0]}={sides[1]}" if relates else "",
+    )
+
+
+def _inequality(sides: list[str], operators: list[str], depth: int) -> Answer | None:
+    where = [index for index, side in enumerate(sides) if _is_name(side)]
+    others = [read(side, depth + 1) for index, side in enumerate(sides) if index not in where]
+    if len(where) != 1 or len(sides) > 3 or any(other is None for other in others):
+        return None
+    if any(_has(side, sides[where[0]]) for i, side in enumerate(sides) if i != where[0]):
+        return None
+    if len(sides) == 3 and where[0] != 1:
+        return None
+    low: tuple[str, Answer] = ("(", _MINUS_INFINITY)
+    high: tuple[str, Answer] = (")", _INFINITY)
+    for index, operator in enumerate(operators):
+        variable_first = where[0] == index
+        bound = read(sides[index + 1 if variable_first else index], depth + 1)
+        assert bound is not None
+        closed = operator in (r"\le", r"\ge")
+        if (operator in ("<", r"\le")) == variable_first:
+            high = ("]" if closed else ")", bound)
+        else:
+            low = ("[" if closed else "(", bound)
+    if len(sides) == 3 and (low[1] is _MINUS_INFINITY or high[1] is _INFINITY):
+        return None  # 1 < x > 2 is no range
+    return Inequality(_plain(sides[where[0]]), Tuple(low[0], (low[1], high[1]), high[0]))
+
+
+def _union(text: str, depth: int) -> Answer | None:
+    parts = split_top(text, _CUP)
+    if len(parts) == 1:
+        return None
+    read_parts = [read(part, depth + 1) for part in parts]
+    return Union(tuple(part for part in read_parts if part is not None)) if all(read_parts) else None
+
+
+def _ratio(text: str, depth: int) -> Answer | None:
+    """`3:4`, and times of day: ordered, and compared part by part."""
+    parts = split_top(text, _COLON)
+    return _tuple(":", parts, ":", depth) if len(parts) > 1 else None
+
+
+def _bracketed(text: str, depth: int) -> Answer | None:
+    if text.startswith(r"\langle") and text.endswith(r"\rangle"):
+        return _tuple("(", split_top(text[len(r"\langle") : -len(r"\rangle")], _COMMA), ")", depth)
+    opening = r"\{" if text.startswith(r"\{") else text[0]
+    if opening not in (r"\{", "(", "[", "{"):
+        return None
+    end = closing_bracket(text, 0)
+    closing = text[end:] if end is not None else ""
+    if closing not in (r"\}", ")", "]", "}") or end is None:
+        return None
+    inner = text[len(opening) : end].strip()
+    if opening == "{":
+        return read(inner, depth + 1) if closing == "}" else None
+    parts = split_top(inner, _COMMA)
+    if opening == r"\{":
+        if closing != r"\}" or re.search(r"\\mid(?![a-zA-Z])|:", inner) or inner.count("|") % 2:
+            return None  # set-builder notation
+        return _items(parts, depth, braces=True)
+    if len(parts) > 1:
+        return _tuple(opening, parts, closing, depth)
+    in_brackets = inner.startswith(r"\begin") or (opening, closing) == ("(", ")")
+    return read(inner, depth + 1) if in_brackets else None
+
+
+def _matrix(text: str, depth: int) -> Answer | None:
+    match = _ENVIRONMENT.match(text)
+    if match is None or match[1] in ("vmatrix", "Vmatrix"):  # those are determinants and norms
+        return None
+    rows = [row for row in split_top(match[2], re.compile(r"\\cr(?![a-zA-Z])")) if row]
+    cells = [[read(cell, depth + 1) for cell in split_top(row, re.compile("&"))] for row in rows]
+    if not cells or any(cell is None for row in cells for cell in row):
+        return None
+    return Matrix(tuple(tuple(cell for cell in row if cell is not None) for row in cells))
+
+
+def _items(parts: list[str], depth: int, *, braces: bool) -> Answer | None:
+    answers = [read(part, depth + 1) for part in parts]
+    if any(answer is None for answer in answers) or (not answers and not braces):
+        return None
+    return Items(tuple(answer for answer in answers if answer is not None), braces)
+
+
+def _tuple(left: str, parts: list[str], right: str, depth: int) -> Answer | None:
+    answers = [read(part, depth + 1) for part in parts]
+    if any(answer is None for answer in answers):
+        return None
+    return Tuple(left, tuple(answer for answer in answers if answer is not None), right)
+
+
+def _leaf(text: str) -> Answer:
+    content = TEXT_COMMAND.fullmatch(text)
+    number = read_number(text) or (read_number(content[1]) if content else None)
+    if number is not None:
+        return number
+    if (words := read_words(text)) is not None:
+        return Text(words)
+    if content and len(content[1].strip()) == 1:
+        text = content[1].strip()
+    if _TRIGONOMETRIC.search(text) and r"^{\circ}" in text:
+        return Formula(_DEGREES.sub(r"\\frac{\1\\pi}{180}", text))
+    percent = text.endswith("%")
+    body, unit = split_unit(text[:-1].rstrip() if percent else text)
+    return Formula(body, unit, percent)
+
+
+def _is_name(text: str) -> bool:
+    text = text.strip()
+    match = _NAMES.fullmatch(text)
+    return match is not None and not any(
+        re.match(re.escape(word) + r"(?![a-zA-Z])", text) for word in _NOT_NAMES
+    )
+
+
+def _free_letters(text: str) -> bool:
+    return bool(
+        re.search(
+            r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])",
+            re.sub(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ei](?![a-zA-Z])", " ", text),
+        )
+    )
+
+
+def _has(text: str, name: str) -> bool:
+    """Return whether a name stands in a formula by itself: `x` in `x+1`, but not in `x_0` or `\\max`."""
+    return bool(re.search(rf"(?<![a-zA-Z\\]){re.escape(name)}(?![a-zA-Z_'])", text))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s{}]|\\text", "", name).strip("()").casefold() if len(name) > 1 else name
