@@ -20,7 +20,6 @@ from megarl.rewards.registry import (
 )
 from megarl.rewards.scorer import Scored, Scorer
 from megarl.rewards.settings import Part, RewardSettings
-from megarl.rewards.shaping import add_once, mask_overlong, raw_reward
 from megarl.rewards.verify_file import Columns, FileReport, parse_options, verify_file
 
 __all__ = [
@@ -36,11 +35,8 @@ __all__ = [
     "Scored",
     "Scorer",
     "Verifier",
-    "add_once",
     "find",
-    "mask_overlong",
     "parse_options",
-    "raw_reward",
     "reason_kind",
     "verifier",
     "verify",

@@ -13,7 +13,7 @@ from megarl.data.prompts import open_prompts
 from megarl.megatron.model import check_fits, transformer_config
 from megarl.megatron.platform import Platform
 from megarl.rewards import Scorer
-from megarl.training.make_engine import check_engine
+from megarl.training.engines import check_engine
 from megarl.training.make_model import made_config
 from megarl.training.run import (
     check_context,

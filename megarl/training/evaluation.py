@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megarl.data.demonstrations import shows_work
 from megarl.monitor.progress import progress
 from megarl.rollout.engine import SamplingParams
 from megarl.rollout.sampling import as_metric, merge_counts, rollout_counts, sample_groups
-from megarl.training.run import Run, engine_of
+from megarl.training.run import Run
 
-NAMES = ("accuracy", "reward_mean", "response_length_mean", "worked_share", "truncated_share", "unscored")
+NAMES = ("accuracy", "reward_mean", "response_length_mean", "truncated_share", "unscored")
 OF_EACH_SET = ("accuracy", "response_length_mean")
 
 
@@ -25,7 +24,7 @@ def evaluate(run: Run, *, step: int) -> dict[str, float]:
     if groups.is_leader:
         with progress("Evaluating", len(mine), unit="prompts", enabled=groups.is_main) as bar:
             answered = sample_groups(
-                engine_of(run),
+                run.engine_handle.client,
                 run.scorer,
                 [prompt for _, prompt in mine],
                 group_size=1,
@@ -40,7 +39,7 @@ def evaluate(run: Run, *, step: int) -> dict[str, float]:
                 on_response=bar.advance,
             )
         counts = [
-            rollout_counts([g for g, (n, _) in zip(answered, mine, strict=True) if n in names], shows_work)
+            rollout_counts([g for g, (n, _) in zip(answered, mine, strict=True) if n in names])
             for names in (sets, *([name] for name in sets))
         ]
     whole, *parts = zip(*groups.gather_from_replicas(groups.share_in_replica(counts)), strict=True)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from megarl.data.demonstrations import shows_work
 from megarl.monitor.progress import progress
 from megarl.monitor.samples import SampleWriter
 from megarl.records import Batch, Group, Prompt
 from megarl.rollout.engine import SamplingParams
+from megarl.rollout.filters import apply_overlong_penalty, filter_stale, sample_until_enough
 from megarl.rollout.sampling import merge_counts, rollout_counts, sample_groups
-from megarl.rollout.staleness import settle_staleness
 from megarl.routing.store import RouteStore
-from megarl.training.engines import sync
+from megarl.training.engines import sync_weights
 from megarl.training.evaluation import evaluate
-from megarl.training.overlong import settle_overlong
 from megarl.training.routes import share_groups
-from megarl.training.run import Run, engine_of, on_main
+from megarl.training.run import Run, on_main
 from megarl.training.update import Updater, UpdateSettings, draw_audit, split
+from megarl.weights.exchange import iter_hf_tensors
 
 
 def update_settings(run: Run) -> UpdateSettings:
@@ -35,9 +33,6 @@ def update_settings(run: Run) -> UpdateSettings:
     )
 
 
-SAME_REWARD = "same_reward"
-
-
 def sample(run: Run, step: int, store: RouteStore | None = None) -> list[Group]:
     """This replica's groups of a step: sampled and scored by its leader, shared with its ranks. store: where the
     engine's routes go; None = it is not asked for them.
@@ -46,37 +41,17 @@ def sample(run: Run, step: int, store: RouteStore | None = None) -> list[Group]:
     sampled in their place, for up to `rl.sampling_rounds` rounds; the dropped ones are returned, too.
     """
     config, dynamic = run.config, run.recipe.dynamic_sampling
-    groups = fill(
-        lambda count, place: _sample_round(run, run.stream.next(count), step, place, store),
+    groups = sample_until_enough(
+        lambda count, offset: _sample_round(run, run.stream.next(count), step, offset, store),
         wanted=config.rl.prompts_per_step // run.groups.replica_count,
         rounds=config.rl.sampling_rounds if dynamic else 1,
         dynamic=dynamic,
     )
-    return [settle_overlong(group, config.rewards, config.sampling.max_new_tokens) for group in groups]
-
-
-def fill(
-    sample_round: Callable[[int, int], list[Group]], *, wanted: int, rounds: int, dynamic: bool
-) -> list[Group]:
-    """Groups of as many rounds as it takes to keep `wanted` of them. sample_round(count, place): that many more groups,
-    of which `place` came before. dynamic: whether groups of equal rewards are dropped."""
-    groups: list[Group] = []
-    for _ in range(rounds):
-        missing = wanted - sum(g.dropped is None for g in groups)
-        if not missing:
-            break
-        sampled = sample_round(missing, len(groups))
-        groups += [_dropped_if_same(g) for g in sampled] if dynamic else sampled
-    return groups
-
-
-def _dropped_if_same(group: Group) -> Group:
-    rewards = {s.reward for s in group.samples if s.reward is not None}
-    return group if len(rewards) > 1 else replace(group, dropped=SAME_REWARD)
+    return [apply_overlong_penalty(group, config.rewards, config.sampling.max_new_tokens) for group in groups]
 
 
 def _sample_round(
-    run: Run, prompts: list[Prompt], step: int, place: int, store: RouteStore | None
+    run: Run, prompts: list[Prompt], step: int, offset: int, store: RouteStore | None
 ) -> list[Group]:
     config, groups = run.config, run.groups
     sampled = None
@@ -84,7 +59,7 @@ def _sample_round(
         total = len(prompts) * (config.rl.group_size + run.recipe.needs_greedy)
         with progress(f"Step {step}: generating", total, unit="responses", enabled=groups.is_main) as bar:
             sampled = sample_groups(
-                engine_of(run),
+                run.engine_handle.client,
                 run.scorer,
                 prompts,
                 group_size=config.rl.group_size,
@@ -99,12 +74,12 @@ def _sample_round(
                 decode=run.tokenizer.decode,
                 seed=config.seed,
                 step=step,
-                place=place,
+                draw_offset=offset,
                 return_routes=store is not None,
                 greedy=run.recipe.needs_greedy,
                 on_response=bar.advance,
             )
-    return share_groups(run, sampled, store)
+    return share_groups(run.policy, sampled, store)
 
 
 def rl_step(run: Run, updater: Updater, writer: SampleWriter, step: int) -> dict[str, float]:
@@ -115,16 +90,16 @@ def rl_step(run: Run, updater: Updater, writer: SampleWriter, step: int) -> dict
         with run.clock.phase("generate"):
             groups = sample(run, step, wanted)
         on_main(run.groups, lambda: writer.write(step, groups))
-        groups, staleness = settle_staleness(
+        groups, staleness = filter_stale(
             groups, version=step - 1, most=run.config.rl.max_staleness, then=run.config.rl.stale_responses
         )
-        counts = run.groups.gather_from_replicas(rollout_counts(groups, shows_work) | staleness.counts())
+        counts = run.groups.gather_from_replicas(rollout_counts(groups) | staleness.counts())
         with run.clock.phase("train"):
             batches = split(groups, updater.settings, run.policy, seed=run.config.seed, step=step)
             audited = audit(run, updater, batches, step)
             metrics = updater.update(batches, wanted) | audited
     with run.clock.phase("sync"):
-        metrics |= sync(run.seat, run.name_map, run.groups, version=step)
+        metrics |= sync_weights(run.engine_handle, iter_hf_tensors(run.name_map), run.groups, version=step)
     metrics |= merge_counts(counts, "rollout")
     seconds = run.clock.take_step()
     step_time = time.perf_counter() - start

@@ -41,9 +41,7 @@ from megarl.monitor.registry import UnregisteredMetric
 from megarl.monitor.tell import tell
 from megarl.records import StepStats
 from megarl.rewards import Scorer
-from megarl.rollout.engine import Engine
-from megarl.training.engines import Seat, take_seat
-from megarl.training.make_engine import check_engine, engine_maker
+from megarl.training.engines import EngineHandle, check_engine, connect_engine, engine_context
 from megarl.training.make_model import make_checkpoint
 from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.exchange import load
@@ -118,7 +116,7 @@ class Run:
     policy: Policy
     name_map: NameMap
     scorer: Scorer
-    seat: Seat
+    engine_handle: EngineHandle
     logger: Logger
     watch: AlarmWatch
     clock: Clock
@@ -157,7 +155,7 @@ class Run:
         on_main(self.groups, log)
 
     def close(self) -> None:
-        self.seat.close()
+        self.engine_handle.close()
         self.scorer.close()
         self.logger.close()
         if self.claim is not None:
@@ -297,8 +295,10 @@ def open_run(config: Config) -> Run:
             name_map = NameMap(hf_config, policy)
             load(name_map, CheckpointReader(start))
         with progress("Starting the engine", enabled=groups.is_main, announce=True):
-            make = engine_maker(config, folder, start, architecture, settings.params_dtype)
-            seat = take_seat(groups, make, shared=config.engine.kind == "sglang")
+            context = engine_context(
+                config, architecture, model_path=start, folder=folder, dtype=settings.params_dtype
+            )
+            handle = connect_engine(groups, config.engine, context)
     return Run(
         config,
         folder,
@@ -314,7 +314,7 @@ def open_run(config: Config) -> Run:
         policy,
         name_map,
         scorer,
-        seat,
+        handle,
         NullLogger(),
         watch,
         clock,
@@ -402,8 +402,3 @@ def open_demonstrations(
 
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-
-
-def engine_of(run: Run) -> Engine:
-    assert run.seat.engine is not None, "only replica leaders sample"
-    return run.seat.engine

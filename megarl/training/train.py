@@ -18,7 +18,7 @@ from megarl.monitor.logger import METRICS_FILE, open_logger
 from megarl.monitor.progress import progress
 from megarl.monitor.report import RunSummary, print_summary
 from megarl.monitor.tell import tell
-from megarl.training.engines import sync
+from megarl.training.engines import sync_weights
 from megarl.training.evaluation import evaluate
 from megarl.training.plan import plan_text
 from megarl.training.rl import run_rl
@@ -27,7 +27,7 @@ from megarl.training.saving import Saver
 from megarl.training.sft import run_sft
 from megarl.training.state import RunState, resume
 from megarl.weights.checkpoint_files import write_checkpoint
-from megarl.weights.exchange import stream
+from megarl.weights.exchange import iter_hf_tensors
 
 
 def train(config: Config) -> None:
@@ -74,7 +74,9 @@ class _Training:
             run_sft(run, first_step=self.state.step + 1, after_step=self._after_sft)
             self._begin_rl()
         else:
-            sync(run.seat, run.name_map, run.groups, version=self.state.step)
+            sync_weights(
+                run.engine_handle, iter_hf_tensors(run.name_map), run.groups, version=self.state.step
+            )
         run_rl(run, first_step=self.state.step + 1, after_step=self._after_rl)
         self.saver.finish()
         results = {"run folder": run.folder}
@@ -149,7 +151,7 @@ class _Training:
         run = self.run
         self._set_optimizer("rl")
         run.make_extras()
-        sync(run.seat, run.name_map, run.groups, version=0)
+        sync_weights(run.engine_handle, iter_hf_tensors(run.name_map), run.groups, version=0)
         with run.clock.phase("evaluate"):
             before = evaluate(run, step=0)
         run.clock.take_step()
@@ -173,7 +175,7 @@ class _Training:
         target = run.folder / "hf"
         problem = None
         with progress("Writing the Hugging Face checkpoint", enabled=run.groups.is_main, announce=True):
-            tensors = stream(run.name_map)
+            tensors = iter_hf_tensors(run.name_map)
             if run.groups.is_main:
                 try:
                     dtype = run.policy.settings.params_dtype

@@ -31,10 +31,10 @@ from megarl.megatron.critic import Critic
 from megarl.megatron.policy import LossFunction, Policy, StepResult
 from megarl.megatron.reference import ReferencePolicy
 from megarl.records import Batch, Group, MicroBatch, Sample
-from megarl.rollout.sampling import draw_seed
 from megarl.routing.agreement import RoutingCounts, routing_metrics
 from megarl.routing.replay import LayerRoutes, Routes
 from megarl.routing.store import RouteStore
+from megarl.seeds import draw_seed
 
 AUDITED = ("audit/abs_diff_mean", "audit/abs_diff_max", "audit/k3", "audit/ratio_outside", "audit/tokens")
 

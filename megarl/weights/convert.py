@@ -27,7 +27,7 @@ from megarl.weights.checkpoint_files import (
     read_config,
     write_checkpoint,
 )
-from megarl.weights.exchange import load, stream
+from megarl.weights.exchange import iter_hf_tensors, load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import BareModel, NameMap
 
@@ -137,7 +137,7 @@ def _write_huggingface(
     config: HFConfig,
     dtype: torch.dtype,
 ) -> None:
-    tensors = stream(name_map)
+    tensors = iter_hf_tensors(name_map)
     if groups.is_main:
         with _told(target):
             write_checkpoint(target, tensors, config=config, assets=described_by, dtype=dtype)

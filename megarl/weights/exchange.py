@@ -1,4 +1,4 @@
-"""Weights in and out of a trainer by their Hugging Face names: load a checkpoint, stream whole tensors to engines
+"""Weights in and out of a policy by their Hugging Face names: load a checkpoint, yield whole tensors to engines
 and files. Both are collective: every rank calls them, in the same order."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from megarl.errors import UserError, did_you_mean
 from megarl.weights.checkpoint_files import CheckpointReader
-from megarl.weights.mapping import Item, NameMap
+from megarl.weights.families.base import Item
+from megarl.weights.mapping import NameMap
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NUMBERS = ("F32", "BF16", "F16", "F64")  # safetensors' names of what weights may be stored as
@@ -63,7 +64,7 @@ def _check_shapes(name_map: NameMap, reader: CheckpointReader) -> None:
     for item in name_map.items:
         if (tensor := local.pop(item.name, None)) is None:
             continue
-        _, size = _tensor_place(name_map, item)
+        _, size = _shard_of(name_map, item)
         whole = torch.empty(item.transform.whole_shape(tensor, size), device="meta")
         for name, expected in zip(item.hf, item.transform.separate(whole), strict=True):
             if reader.shape(name) != tuple(expected.shape):
@@ -84,26 +85,27 @@ def load(name_map: NameMap, reader: CheckpointReader) -> None:
     tensors = name_map.local_tensors()
     for item in name_map.items:
         if (tensor := tensors.get(item.name)) is not None:
-            rank, size = _tensor_place(name_map, item)
+            rank, size = _shard_of(name_map, item)
             for number, name in enumerate(item.hf):
-                item.transform.place(tensor.data, reader.read(name), number, rank, size)
+                item.transform.copy_into_shard(tensor.data, reader.read(name), number, rank, size)
     if name_map.model.optimizer is not None:
         name_map.model.optimizer.reload_model_params()
 
 
-def _tensor_place(name_map: NameMap, item: Item) -> tuple[int, int]:
+def _shard_of(name_map: NameMap, item: Item) -> tuple[int, int]:
+    """Return which shard of the item's tensor this rank holds, and of how many."""
     if item.expert is not None:
         return parallel_state.get_expert_tensor_parallel_rank(), name_map.model.layout.expert_shards
     return parallel_state.get_tensor_model_parallel_rank(), name_map.model.layout.tensor
 
 
 @torch.no_grad()
-def stream(
+def iter_hf_tensors(
     name_map: NameMap, value: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors by HF name, on every rank; each tensor exactly once.
+    """Yield whole tensors by HF name, on every rank; each tensor exactly once. Collective.
 
-    value: what to stream of a parameter or expert bias, of its shape (its gradient, say); by default itself.
+    value: what to yield for a parameter or expert bias, of its shape (its gradient, say); by default itself.
 
     Experts come a layer's projection at a time: one gather over expert and tensor parallelism for all of them.
     """

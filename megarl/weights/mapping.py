@@ -6,7 +6,7 @@ The same items drive HF load, HF save, weight sync and the coverage check.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,10 +14,10 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from megarl.megatron.architecture import Architecture
 from megarl.megatron.layout import Layout
-from megarl.megatron.model import Architecture
-from megarl.weights.families import Entry, family_of
-from megarl.weights.transforms import Copy
+from megarl.weights.families import family_of
+from megarl.weights.families.base import expand
 
 
 class Model(Protocol):
@@ -41,40 +41,6 @@ class BareModel:
     layout: Layout
     chunks: list[GPTModel]
     optimizer: None = None
-
-
-@dataclass(frozen=True)
-class Item:
-    """One Megatron tensor of the whole model: its canonical name (global layer and expert numbers), the HF tensors
-    fused into it, and how they relate. expert: its number, None outside the experts."""
-
-    name: str
-    hf: tuple[str, ...]
-    transform: Copy
-    expert: int | None = None
-
-
-def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
-    """Every tensor of the model, in checkpoint order."""
-    layers, moe = arch.transformer["num_layers"], set(arch.moe_layers)
-    wanted = {"layer": lambda n: True, "dense": lambda n: n not in moe, "moe": lambda n: n in moe}
-    wanted["expert"] = wanted["moe"]
-
-    def item(entry: Entry, layer: int | None = None, expert: int | None = None) -> Item:
-        def fill(name: str) -> str:
-            return name.format(layer=layer, expert=expert)
-
-        return Item(fill(entry.megatron), tuple(map(fill, entry.hf)), entry.transform, expert)
-
-    in_layers = [e for e in entries if e.where != "model"]
-    first = next((n for n, e in enumerate(entries) if e.where != "model"), len(entries))
-    yield from (item(e) for e in entries[:first])
-    for layer in range(layers):
-        for entry in in_layers:
-            if wanted[entry.where](layer):
-                experts = range(arch.num_experts) if entry.is_expert else [None]
-                yield from (item(entry, layer, expert) for expert in experts)
-    yield from (item(e) for e in entries[first:] if e.where == "model")
 
 
 class NameMap:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from megarl.rollout.embedded import EmbeddedEngine
+from megarl.rollout.embedded.engine import EmbeddedEngine
 from megarl.rollout.engine import Engine
 from megarl.rollout.sglang import SGLangEngine, SGLangSettings
 from tests.models import MOE_SHAPE, SHAPE

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from megarl.rollout.staleness import WrongWeights, settle_staleness
 
 from megarl.records import Group, Prompt, Sample, WeightSpan
 from megarl.rollout.sampling import merge_counts
-from megarl.rollout.staleness import WrongWeights, settle_staleness
 
 PROMPT = Prompt("p/0", np.arange(3), "", "exact", {})
 

@@ -20,10 +20,10 @@ from megarl.config.load import load_config
 from megarl.errors import UserError
 from megarl.monitor.samples import SampleWriter
 from megarl.records import Batch, Group
-from megarl.rollout.staleness import WrongWeights
+from megarl.rollout.filters import WrongWeights
+from megarl.rollout.sync import SyncFailed
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
-from megarl.training.engines import SyncFailed
 from megarl.training.evaluation import evaluate
 from megarl.training.rl import rl_step, sample, update_settings
 from megarl.training.run import Run, open_run, optimizer_of
@@ -31,7 +31,7 @@ from megarl.training.saving import Saver
 from megarl.training.sft import sft_step
 from megarl.training.state import RunState, finished_checkpoints, folder_of, resume
 from megarl.training.update import Updater, split
-from megarl.weights.exchange import stream
+from megarl.weights.exchange import iter_hf_tensors
 from tests.disk import full_disk
 from tests.training.conftest import ROOT, TINY
 
@@ -59,10 +59,10 @@ def state_of(run: Run, step: int) -> RunState:
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
     """Of the policy, and of the reference and the critic where there are some."""
-    found = {name: tensor.clone() for name, tensor in stream(run.name_map)}
+    found = {name: tensor.clone() for name, tensor in iter_hf_tensors(run.name_map)}
     if run.extras.reference is not None:
         with run.extras.reference.in_place():
-            found |= {f"reference/{name}": tensor.clone() for name, tensor in stream(run.name_map)}
+            found |= {f"reference/{name}": tensor.clone() for name, tensor in iter_hf_tensors(run.name_map)}
     if run.extras.critic is not None:
         for chunk in run.extras.critic.chunks:
             found |= {f"critic/{name}": tensor.detach().clone() for name, tensor in chunk.named_parameters()}
@@ -254,7 +254,7 @@ def distrust_job(folder: Path) -> dict[str, Any]:
     )
     set_optimizer(run, "rl")
     updater, writer = Updater(run.policy, update_settings(run)), SampleWriter(folder, every=0)
-    engine: Any = run.seat.engine
+    engine: Any = run.engine_handle.engine
     generate, update_weights = engine.generate, engine.update_weights
     before, told = weights_of(run), {}
 

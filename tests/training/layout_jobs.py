@@ -19,7 +19,7 @@ from megarl.megatron.reference import ReferencePolicy
 from megarl.records import Batch, Group, WeightSpan
 from megarl.routing.store import RouteStore
 from megarl.training.update import Updater, UpdateSettings, draw_audit, split
-from megarl.weights.exchange import stream
+from megarl.weights.exchange import iter_hf_tensors
 from tests.megatron.jobs import BUDGET, build, join, make_samples
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -138,5 +138,5 @@ def updates_job(
             del metrics[-1]["train/micro_batches"]
             if reference is not None:
                 reference.replace()
-        results[name] = {"metrics": metrics, "weights": {k: t.clone() for k, t in stream(name_map)}}
+        results[name] = {"metrics": metrics, "weights": {k: t.clone() for k, t in iter_hf_tensors(name_map)}}
     return results

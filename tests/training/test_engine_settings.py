@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from megarl.training.make_engine import engine_maker
 
 from megarl.config.load import make_config
 from megarl.rollout.sglang import SGLangEngine
-from megarl.training.make_engine import engine_maker
 from megarl.training.make_model import made_config
 from megarl.weights.families import family_of
 

@@ -22,7 +22,7 @@ from megarl.rollout.embedded.table import Table
 PREFILL_TOKENS = 8192  # of one prefill forward, padding included: bounds its memory
 
 
-class Batch:
+class DecodeBatch:
     """Requests waiting and running on one model. Every method returns between steps; nothing here waits.
 
     running[r] is the job of row r, whose line in the table is lines[r].

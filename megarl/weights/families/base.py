@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from megarl.errors import UserError
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.checkpoint_files import MULTI_TOKEN_PREDICTION
 from megarl.weights.transforms import Copy, FuseGateUp, FuseQKV, PadVocabulary
 
@@ -22,12 +22,15 @@ class Entry:
 
     megatron: canonical name, `{layer}` and `{expert}` global numbers; hf: the HF checkpoint names fused into it.
     where: "model" (once), "layer" (each), "dense" or "moe" (each such layer), "expert" (each expert of those).
+    sglang: the parameter in which SGLang holds these tensors end to end, in the order of `hf`, those of an expert
+    after those of the expert before; None = each by its HF name. Tensor parallelism splits them as `transform` does.
     """
 
     megatron: str
     hf: tuple[str, ...]
     transform: Copy = WHOLE
     where: str = "model"
+    sglang: str | None = None
 
     @property
     def is_expert(self) -> bool:
@@ -42,13 +45,50 @@ def nothing_ignored(config: Mapping[str, Any]) -> tuple[str, ...]:
 class Family:
     """architectures: names in an HF config's `architectures`. architecture: HF config -> Architecture, raising
     UserError on a setting megarl cannot honour. entries: the name map for a config. ignored: prefixes of checkpoint
-    tensors that training leaves out on purpose."""
+    tensors that training leaves out on purpose. sglang: whether the entries say how SGLang lays the family out."""
 
     name: str
     architectures: tuple[str, ...]
     architecture: Callable[[Mapping[str, Any]], Architecture]
     entries: Callable[[Mapping[str, Any], Architecture], tuple[Entry, ...]]
     ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing_ignored
+    sglang: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """One Megatron tensor of the whole model: its canonical name (global layer and expert numbers), the HF tensors
+    fused into it, and how they relate. expert: its number, None outside the experts. sglang: as in `Entry`."""
+
+    name: str
+    hf: tuple[str, ...]
+    transform: Copy
+    expert: int | None = None
+    sglang: str | None = None
+
+
+def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
+    """Every tensor of the model, in checkpoint order."""
+    layers, moe = arch.transformer["num_layers"], set(arch.moe_layers)
+    wanted = {"layer": lambda n: True, "dense": lambda n: n not in moe, "moe": lambda n: n in moe}
+    wanted["expert"] = wanted["moe"]
+
+    def item(entry: Entry, layer: int | None = None, expert: int | None = None) -> Item:
+        def fill(name: str) -> str:
+            return name.format(layer=layer, expert=expert)
+
+        fused = None if entry.sglang is None else fill(entry.sglang)
+        return Item(fill(entry.megatron), tuple(map(fill, entry.hf)), entry.transform, expert, fused)
+
+    in_layers = [e for e in entries if e.where != "model"]
+    first = next((n for n, e in enumerate(entries) if e.where != "model"), len(entries))
+    yield from (item(e) for e in entries[:first])
+    for layer in range(layers):
+        for entry in in_layers:
+            if wanted[entry.where](layer):
+                experts = range(arch.num_experts) if entry.is_expert else [None]
+                yield from (item(entry, layer, expert) for expert in experts)
+    yield from (item(e) for e in entries[first:] if e.where == "model")
 
 
 # -- What a config asks for ----------------------------------------------------------------------------------------
@@ -242,9 +282,12 @@ def name_map(arch: Architecture, *parts: Iterable[Entry]) -> tuple[Entry, ...]:
     return tuple(table)
 
 
-def layer(megatron: str, *hf: str, transform: Copy = WHOLE, where: str = "layer") -> Entry:
-    """A row inside a layer, by its names there."""
-    return Entry(MEGATRON_LAYER + megatron, tuple(HF_LAYER + name for name in hf), transform, where)
+def layer(
+    megatron: str, *hf: str, transform: Copy = WHOLE, where: str = "layer", sglang: str | None = None
+) -> Entry:
+    """Make a row inside a layer, from its names there."""
+    fused = sglang and HF_LAYER + sglang
+    return Entry(MEGATRON_LAYER + megatron, tuple(HF_LAYER + name for name in hf), transform, where, fused)
 
 
 def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) -> list[Entry]:
@@ -256,7 +299,8 @@ def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) ->
 
     def fused(what: str) -> Entry:
         names = [f"self_attn.{x}_proj.{what}" for x in "qkv"]
-        return layer(f"self_attention.linear_qkv.{what}", *names, transform=qkv)
+        sglang = f"self_attn.qkv_proj.{what}"
+        return layer(f"self_attention.linear_qkv.{what}", *names, transform=qkv, sglang=sglang)
 
     table = [fused("weight")]
     if bias:
@@ -269,11 +313,14 @@ def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) ->
 def gated_mlp(
     megatron: str, hf: str, where: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 ) -> list[Entry]:
-    """SwiGLU below `megatron` and `hf`. names: HF's for gate, up, down."""
+    """Rows of a SwiGLU below `megatron` and `hf`. names: HF's for gate, up, down."""
     gate, up, down = (f"{hf}.{name}.weight" for name in names)
+    first, second = f"{hf}.gate_up_proj.weight", None
+    if where == "expert":  # SGLang holds all experts of a layer in one parameter
+        first, second = hf.format(expert="w13_weight"), hf.format(expert="w2_weight")
     return [
-        layer(f"{megatron}.linear_fc1.weight", gate, up, transform=FuseGateUp(), where=where),
-        layer(f"{megatron}.linear_fc2.weight", down, transform=Copy(1), where=where),
+        layer(f"{megatron}.linear_fc1.weight", gate, up, transform=FuseGateUp(), where=where, sglang=first),
+        layer(f"{megatron}.linear_fc2.weight", down, transform=Copy(1), where=where, sglang=second),
     ]
 
 
