@@ -48,8 +48,8 @@ def find_engine(path: str) -> type[EngineSettings]:
     if not (isinstance(found, type) and issubclass(found, EngineSettings)):
         known = [key for key, value in vars(module).items() if isinstance(value, type)]
         raise UserError(
-            f"engine.kind: {module_name!r} has no class {name!r} derived from megarl.rollout.declaration.EngineSettings."
-            f"{did_you_mean(name, known)}"
+            f"engine.kind: {module_name!r} has no class {name!r} derived from "
+            f"megarl.rollout.declaration.EngineSettings.{did_you_mean(name, known)}"
         )
     return found
 

@@ -21,9 +21,9 @@ NUMBERS = ("F32", "BF16", "F16", "F64")  # safetensors' names of what weights ma
 
 
 def check_coverage(name_map: NameMap, reader: CheckpointReader) -> None:
-    """Each checkpoint tensor is mapped exactly once, nothing is missing, and the shapes of this rank's tensors are
-    the config's. Raises UserError that names the first at fault. Only file headers are read, but for a tied LM head
-    that the checkpoint stores all the same: it must be the embedding.
+    """Check that each checkpoint tensor is mapped exactly once, nothing is missing, and the shapes of this rank's
+    tensors are the config's. Raises UserError that names the first at fault. Only file headers are read, but for a
+    tied LM head that the checkpoint stores all the same: it must be the embedding.
 
     Such a head, rotary tables, and what the family leaves out on purpose are no surplus.
     """
@@ -130,7 +130,8 @@ def _layer_of(item: Item) -> int:
 
 
 def _gather(name_map: NameMap, items: list[Item], here: list[Tensor]) -> list[Tensor]:
-    """The items' whole tensors from everybody's shards: over tensor parallelism, experts, then pipeline stages."""
+    """Gather the items' whole tensors from everybody's shards: over tensor parallelism, experts, then pipeline
+    stages."""
     layout = name_map.model.layout
     expert = items[0].expert is not None
     local: list[Tensor] = []
@@ -157,7 +158,7 @@ def _all_gather(tensor: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
 
 
 def _share_over_stages(local: list[Tensor]) -> list[Tensor]:
-    """From the first pipeline stage that holds them to all."""
+    """Send tensors from the first pipeline stage that holds them to all stages."""
     group = parallel_state.get_pipeline_model_parallel_group()
     mine = (len(local), tuple(local[0].shape), local[0].dtype) if local else None
     held: list[tuple[int, tuple[int, ...], torch.dtype] | None] = [None] * dist.get_world_size(group)

@@ -57,8 +57,8 @@ class NameMap:
         self.model = model
 
     def local_tensors(self) -> dict[str, Tensor]:
-        """This rank's parameters, and its routers' expert biases (buffers), by canonical name. A tied LM head on a
-        later stage is the embedding's copy."""
+        """Return this rank's parameters, and its routers' expert biases (buffers), by canonical name. A tied LM head
+        on a later stage is the embedding's copy."""
         experts = self.model.architecture.num_experts
         first_expert = 0
         if experts:
@@ -75,7 +75,7 @@ class NameMap:
 
 
 def canonical_name(name: str, chunk: Any, first_expert: int) -> str:
-    """A local parameter name with global layer and expert numbers, the same for local and Transformer Engine
+    """Return a local parameter name with global layer and expert numbers, the same for local and Transformer Engine
     modules (which keep layer norms inside the next linear layer, and experts as weight0, weight1, ...)."""
     if match := re.match(r"decoder\.layers\.(\d+)\.(.*)", name):
         layer = chunk.decoder.layers[int(match[1])].layer_number - 1

@@ -25,17 +25,17 @@ class Copy:
         shard.copy_(part if self.axis is None else part.chunk(size, self.axis)[rank])
 
     def separate(self, whole: Tensor) -> list[Tensor]:
-        """The HF tensors in a whole Megatron tensor."""
+        """Take a whole Megatron tensor apart into its HF tensors."""
         return [whole]
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        """The whole tensor from every rank's shard."""
+        """Join every rank's shard to the whole tensor."""
         if self.axis is None or len(shards) == 1:
             return shards[0]
         return torch.cat(list(shards), self.axis)
 
     def whole_shape(self, shard: Tensor, size: int) -> list[int]:
-        """Shape of the whole tensor of which `shard` is one of `size` shards."""
+        """Return the shape of the whole tensor of which `shard` is one of `size` shards."""
         return [n * size if axis == self.axis else n for axis, n in enumerate(shard.shape)]
 
 
@@ -68,7 +68,7 @@ class FuseQKV(Copy):
     axis: int | None = 0
 
     def _by_group(self, fused: Tensor) -> tuple[Tensor, ...]:
-        """Views of q, k, v, each [groups in `fused`, rows of a group, ...]."""
+        """Return views of q, k, v, each [groups in `fused`, rows of a group, ...]."""
         sizes = [self.heads // self.groups * self.head_dim, self.head_dim, self.head_dim]
         return fused.view(-1, sum(sizes), *fused.shape[1:]).split(sizes, dim=1)
 

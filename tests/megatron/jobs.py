@@ -28,7 +28,7 @@ from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.megatron.reference import ReferencePolicy
 from megarl.megatron.sharding import shard_layout
 from megarl.records import Group, MicroBatch, Prompt, Sample, WeightSpan
-from megarl.routing.agreement import flip_share
+from megarl.routing.agreement import routing_disagreement
 from megarl.routing.replay import Routes
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
@@ -371,7 +371,7 @@ def replay_job(
     return {
         "logprobs": by_sample,
         "gradients": gradients,
-        "flips": flip_share(counts),
+        "flips": routing_disagreement(counts),
         "tokens": (counts.known_tokens, counts.changed_tokens),
         "sizes": {name: vector.tolist() for name, vector in sizes.items()},
     }

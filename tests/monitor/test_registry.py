@@ -65,6 +65,6 @@ def test_every_number_a_round_of_rollouts_reports_is_registered() -> None:
     sample = Sample(
         prompt, "sum/0/0", np.array([7]), np.zeros(1), np.ones(1), "stop", (WeightSpan(0, 0, 1),), reward=1.0
     )
-    counts = rollout_counts([Group(prompt, (sample,))], worked=lambda text: False)
+    counts = rollout_counts([Group(prompt, (sample,))])
     for name in merge_counts([counts], "rollout"):
         _ = default_registry()[name]

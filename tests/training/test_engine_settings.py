@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from megarl.training.make_engine import engine_maker
 
 from megarl.config.load import make_config
-from megarl.rollout.sglang import SGLangEngine
+from megarl.rollout.sglang.engine import SGLangEngine
+from megarl.training.engines import engine_context
 from megarl.training.make_model import made_config
 from megarl.weights.families import family_of
 
@@ -45,7 +45,8 @@ def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
     )
     hf = made.to_dict()
     architecture = family_of(hf).architecture(hf)
-    engine = engine_maker(config, tmp_path, tmp_path, architecture, torch.float32)(())
+    context = engine_context(config, architecture, model_path=tmp_path, folder=tmp_path, dtype=torch.float32)
+    engine = config.engine.make(context)
     assert isinstance(engine, SGLangEngine)
     server = engine._process(0)
     assert (server._host, server._address) == (host, address)

@@ -69,7 +69,7 @@ class EmbeddedEngine:
             self._batch = DecodeBatch(load(self.source, self.device, self.dtype), self.slots)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[GenerateResult]:
-        """See `Engine.generate`. Several calls may be under way on one event loop.
+        """Meet `Engine.generate`. Several calls may be under way on one event loop.
 
         Raises UserError for a request that cannot be met, before anything of the call is sampled.
         """
@@ -100,7 +100,7 @@ class EmbeddedEngine:
                 self._under_way -= pending
 
     def update_weights(self, stream: WeightStream, version: int) -> dict[str, str]:
-        """Load whole tensors by checkpoint name. See `Engine.update_weights`.
+        """Load whole tensors by checkpoint name, as `Engine.update_weights` says.
 
         The stream is read to its end and checked before a weight changes, so that an error changes nothing;
         it takes the memory of one more copy of the weights. Tensors are cast to the engine's dtype. Requests

@@ -126,7 +126,7 @@ class SGLangEngine:
         return tuple(server.url for server in self._started().servers)
 
     def processes(self) -> list[int]:
-        """The process group of each managed server that runs."""
+        """Return the process group of each managed server that runs."""
         managed = [server.process.pid for server in self._started().servers if server.process]
         return [pid for pid in managed if pid is not None]
 
@@ -162,7 +162,7 @@ class SGLangEngine:
     # --- weights ---
 
     def update_weights(self, stream: WeightStream, version: int) -> dict[str, str]:
-        """See `Engine.update_weights`. Unless `keep_weights`, the tensors must not change before it returns.
+        """Meet `Engine.update_weights`. Unless `keep_weights`, the tensors must not change before it returns.
 
         A server that dies in the middle is started again and loaded from the kept weights. Raises EngineError
         without these, or if that fails too.
@@ -217,7 +217,7 @@ class SGLangEngine:
             server.post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
 
     def _check(self, server: Server) -> None:
-        """Raises UserError unless the server is what the settings say and holds what the checkpoint gives."""
+        """Raise UserError unless the server is what the settings say and holds what the checkpoint gives."""
         context, info, where = self._context, server.info(), f"SGLang server at {server.url}"
         wanted: dict[str, Any] = {
             "tp_size": self._settings.tensor_parallel,
@@ -266,7 +266,7 @@ class SGLangEngine:
             raise EngineError(f"SGLang: {path} failed: {error!r}") from error
 
     def _recover(self, server: Server) -> None:
-        """For a server that did not answer: returns when asking it again makes sense, raises if it does not.
+        """Return when asking a server again that did not answer makes sense; raise if it does not.
 
         A managed one that ended is started again with the last weights, paused if the engine is. A given one may
         be started again by whoever manages it.

@@ -135,7 +135,7 @@ class FusedDigests:
         self._digests: dict[str, str] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """The next tensor of the stream: whole, in the dtype of the server."""
+        """Take the next tensor of the stream: whole, in the dtype of the server."""
         part = self._layout.part(name)
         if part is None:
             return
@@ -154,7 +154,7 @@ class FusedDigests:
             self._digests[self._layout.key(part.name, rank)] = self._hash(whole)
 
     def finish(self) -> dict[str, str]:
-        """All digests. Raises ValueError if the stream ended before every part of a fused tensor came."""
+        """Return all digests. Raises ValueError if the stream ended before every part of a fused tensor came."""
         if self._parts:
             held = [name for parts in self._parts.values() for name, _, _ in parts.values()]
             raise ValueError(
@@ -165,14 +165,13 @@ class FusedDigests:
 
 
 def digest_key(name: str, rank: int, tp_size: int) -> str:
-    """Names a digest: the server's parameter name, and the rank when there are several."""
+    """Name a digest: the server's parameter name, and the rank when there are several."""
     return name if tp_size == 1 else f"{name}@tp{rank}"
 
 
 def expected_names(model_path: Path, layout: FusedLayout) -> set[str]:
-    """The parameter names a server must hold for this checkpoint, from the headers of its safetensors files.
-
-    Empty if the folder has none.
+    """Return the parameter names a server must hold for this checkpoint, from the headers of its safetensors files;
+    none if the folder has no such file.
     """
     names: set[str] = set()
     for file in sorted(model_path.glob("*.safetensors")):
@@ -184,13 +183,13 @@ def expected_names(model_path: Path, layout: FusedLayout) -> set[str]:
 
 
 def sha256_hash(tensor: torch.Tensor) -> str:
-    """SGLang's hash of a tensor on a CPU: the first 8 bytes of the SHA-256 of its memory, in hexadecimal."""
+    """Compute SGLang's hash of a tensor on a CPU: the first 8 bytes of the SHA-256 of its memory, in hexadecimal."""
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy().data).hexdigest()[:16]
 
 
 def gpu_hash(tensor: torch.Tensor) -> str:
-    """SGLang's hash of a tensor on CUDA (`gpu_tensor_hash`), as torch operations for any device.
+    """Compute SGLang's hash of a tensor on CUDA (`gpu_tensor_hash`) by torch operations for any device.
 
     Each tile of 8192 32-bit words gets two 32-bit sums of mixed words; the tiles' 64-bit values are added and
     mixed once more. Arithmetic is modulo 2^32, held in int64.
@@ -227,7 +226,7 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor:
 def _tile_sums(
     words: torch.Tensor, index: torch.Tensor, seed: int, position: int, rotation: int
 ) -> torch.Tensor:
-    """int64 [tiles], each the sum modulo 2^32 of the mixed words of a tile."""
+    """Return int64 [tiles], each the sum modulo 2^32 of the mixed words of a tile."""
     at = index & _M32
     rotated = ((at << rotation) | (at >> (32 - rotation))) & _M32
     mixed = _mix(words ^ ((at * position + seed) & _M32) ^ rotated)
@@ -236,7 +235,7 @@ def _tile_sums(
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """MurmurHash3's 32-bit finalizer, on int64 values below 2^32."""
+    """Apply MurmurHash3's 32-bit finalizer to int64 values below 2^32."""
     x = x ^ (x >> 16)
     x = (x * 0x85EBCA6B) & _M32
     x = x ^ (x >> 13)

@@ -69,7 +69,7 @@ class RequestRunner:
         self._lock = threading.Lock()
 
     async def run(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[GenerateResult]:
-        """Results in order of completion. Raises UserError for a repeated id or a request that SGLang refuses."""
+        """Yield results in order of completion. Raises UserError for a repeated id or a request that SGLang refuses."""
         flights = self._register(requests)
         gate = asyncio.Semaphore(self._concurrency)
         async with httpx.AsyncClient(
@@ -90,7 +90,7 @@ class RequestRunner:
                 await asyncio.to_thread(at_once, _abort_now, left)
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
-        """End these requests (None: all). From any thread. What is called next finds the servers told."""
+        """End these requests (None: all), from any thread. The servers know it when this returns."""
         with self._lock:
             ids = list(self._flights) if request_ids is None else request_ids
             flights = [self._flights[i] for i in ids if i in self._flights]

@@ -23,7 +23,7 @@ from megarl.weights.families.base import (
 
 
 def sparse_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """MoE layers by Qwen's keys: every `decoder_sparse_step`-th, without `mlp_only_layers`."""
+    """Return the MoE layers by Qwen's keys: every `decoder_sparse_step`-th, without `mlp_only_layers`."""
     if not experts_of(config):
         return ()
     step, dense = config.get("decoder_sparse_step") or 1, set(config.get("mlp_only_layers") or ())
