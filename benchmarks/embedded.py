@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.core_model_loading import revert_weight_conversion
 
-from megarl.rollout.embedded import EmbeddedEngine
+from megarl.rollout.embedded.engine import EmbeddedEngine
 from megarl.rollout.engine import GenerateRequest, SamplingParams, iterate
 
 CONFIG = {

@@ -23,7 +23,7 @@ from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
 from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.records import Group, Prompt, Sample
-from megarl.rollout.embedded import EmbeddedEngine
+from megarl.rollout.embedded.engine import EmbeddedEngine
 from megarl.rollout.engine import GenerateRequest, SamplingParams, iterate
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RouteShape, check_trace, stale_rows

@@ -2,7 +2,7 @@
 functions, and one table of recipes that combines them. Imports torch only. docs/algorithms.md is the user's
 page."""
 
-from megarl.algorithms.advantages import advantage_metrics, compute_advantages, soft_overlong_penalty, whiten
+from megarl.algorithms.advantages import advantage_metrics, compute_advantages, whiten
 from megarl.algorithms.batches import add_token_weights, assign_advantages
 from megarl.algorithms.critic import value_loss
 from megarl.algorithms.describe import recipe_table, render_algorithms
@@ -46,7 +46,6 @@ __all__ = [
     "reduce_metrics",
     "render_algorithms",
     "resolve_sources",
-    "soft_overlong_penalty",
     "token_advantages",
     "token_weights",
     "value_loss",

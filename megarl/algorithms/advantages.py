@@ -197,19 +197,6 @@ def advantage_metrics(*, rewards: Tensor, group_ids: Tensor) -> m.Metrics:
     }
 
 
-def soft_overlong_penalty(lengths: Tensor, max_length: int, cache_length: int) -> Tensor:
-    """float32 [R]: DAPO's soft overlong punishment, to be added to the reward (2503.14476, Eq. 13).
-
-    0 up to max_length - cache_length tokens, falling linearly to -1 at max_length, -1 beyond. lengths: [R],
-    tokens.
-    """
-    if not 0 < cache_length <= max_length:
-        raise ValueError(
-            f"cache_length {cache_length} must lie above 0 and at most at max_length {max_length}"
-        )
-    return ((max_length - cache_length - lengths.float()) / cache_length).clamp(-1.0, 0.0)
-
-
 def _needed(recipe: Recipe, tensor: Tensor | None, name: str) -> Tensor:
     if tensor is None:
         raise ValueError(f"compute_advantages: {name} are needed by advantage {recipe.advantage!r}")

@@ -53,7 +53,7 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "description": "GRPO with a higher upper bound (rare tokens may grow, entropy stays), token-level "
         "weights (long responses are not diluted), no KL, and groups resampled until they differ in reward. "
         "Weights are verl's reading, one mean over all tokens of the batch; Eq. 8 as printed is weights: "
-        "group_token_mean. The soft overlong punishment belongs to the reward (`soft_overlong_penalty`). "
+        "group_token_mean. The soft overlong punishment belongs to the reward (`rewards.soft_overlong`). "
         "Its ablation on AIME24: 30 naive, 36 with overlong filtering, 38 clip-higher, 41 soft overlong, 42 "
         "token-level, 50 dynamic sampling.",
         "source": "Yu et al. 2025 (2503.14476), Eq. 8 to 13",

@@ -40,11 +40,6 @@ RULES: tuple[Rule, ...] = (
         "the punishment would begin before the first token: at most sampling.max_new_tokens",
     ),
     Rule("sampling.top_k", lambda c: c.sampling.top_k == 0, "0 keeps no token: -1 keeps all"),
-    Rule(
-        "engine.urls",
-        lambda c: c.engine.kind == "sglang" and bool(c.engine.urls) and c.engine.port is not None,
-        "engine.port is for servers that megarl starts, engine.urls for servers that already run: set one of them",
-    ),
 )
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from megarl.config.base import Section
 from megarl.data.settings import DataSettings, DemonstrationSettings
 from megarl.rewards.settings import RewardSettings
+from megarl.rollout.declaration import EngineSettings
+from megarl.rollout.embedded.settings import EmbeddedSettings
+from megarl.rollout.registry import AnyEngineSettings, is_own, read_own_engine
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -190,46 +193,6 @@ class Rl(Section):
     )
 
 
-class EmbeddedEngine(Section):
-    """An engine inside each leader's process, for laptops and tests."""
-
-    kind: Literal["embedded"] = Field(default="embedded", description="The small engine of megarl's own.")
-    slots: int = Field(default=256, ge=1, description="Responses decoded together.")
-
-
-class SglangEngine(Section):
-    """SGLang servers, started, watched and stopped by megarl in an environment of their own, or given by URL."""
-
-    kind: Literal["sglang"] = Field(default="sglang", description="SGLang's servers.")
-    python: str | None = Field(
-        default=None,
-        description="Python of SGLang's environment; None = .venv-sglang/bin/python in the project's or this folder.",
-    )
-    servers: int = Field(default=1, ge=1, description="Managed servers; replicas share them in turn.")
-    urls: tuple[str, ...] = Field(default=(), description="Servers that already run; none is started then.")
-    tensor_parallel: int = Field(default=1, ge=1, description="Tensor parallelism of each server.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(default="auto", description="auto = the trainer's.")
-    port: int | None = Field(default=None, ge=1, le=65535, description="First port; None = any free one.")
-    max_running_requests: int = Field(default=16, ge=1, description="Responses decoded together by a server.")
-    max_total_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens of key-value cache; None = SGLang's."
-    )
-    start_timeout_s: float = Field(default=300, gt=0, description="Longest wait for a server to be ready.")
-    transport: Literal["http", "broadcast"] = Field(
-        default="http",
-        description="How weights get into the servers: http = requests, for CPUs and small models; broadcast = a "
-        "process group with them (gloo, NCCL), for clusters.",
-    )
-    address: str | None = Field(
-        default=None,
-        description="Where other machines reach this one; None = MASTER_ADDR on several nodes, else 127.0.0.1.",
-    )
-    args: dict[str, Any] = Field(default_factory=dict, description="Further launch_server arguments by name.")
-
-
-EngineSettings = Annotated[EmbeddedEngine | SglangEngine, Field(discriminator="kind")]
-
-
 class Evaluation(Section):
     """Greedy answers to held-out prompts (`data.heldout`, `data.evaluations`)."""
 
@@ -326,7 +289,9 @@ class Config(Section):
         description="A recipe by name (`algorithm=grpo`), or its name with changed parts; see `megarl algorithms`.",
     )
     sampling: Sampling = Field(default_factory=Sampling, description="How responses are drawn.")
-    engine: EngineSettings = Field(default_factory=EmbeddedEngine, description="What draws them.")
+    engine: AnyEngineSettings = Field(
+        default_factory=EmbeddedSettings, discriminator="kind", description="What draws them."
+    )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="Held-out accuracy.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint, description="Saving and resuming.")
     log: Log = Field(default_factory=Log, description="Metrics and samples.")
@@ -337,7 +302,14 @@ class Config(Section):
     def _algorithm_by_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
-    @field_validator("engine", mode="before")
+    @field_validator("engine", mode="wrap")
     @classmethod
-    def _embedded_unless_told(cls, value: Any) -> Any:
-        return {"kind": "embedded", **value} if isinstance(value, dict) else value
+    def _engine_by_kind(cls, value: Any, read: ValidatorFunctionWrapHandler) -> EngineSettings:
+        """Read the section by its kind; without one it is of the embedded engine."""
+        if isinstance(value, EngineSettings):
+            return value
+        if isinstance(value, dict):
+            value = {"kind": "embedded", **value}
+            if is_own(value["kind"]):
+                return read_own_engine(value)
+        return read(value)  # type: ignore[no-any-return]

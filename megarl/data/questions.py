@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +47,6 @@ def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:
     """
     digest = hashlib.blake2b(key, digest_size=8, key=salt.encode()[:64]).digest()
     return int.from_bytes(digest, "big") < fraction * 2**64
-
-
-def find_leaks(training: Iterable[str], held_out: Iterable[str]) -> list[str]:
-    """Training texts that, whitespace aside, are also held out."""
-    keys = {content_key(text) for text in held_out}
-    return [text for text in training if content_key(text) in keys]
 
 
 def frame(messages: Sequence[Message] | str, framing: Framing) -> tuple[Message, ...]:

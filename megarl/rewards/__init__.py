@@ -18,7 +18,6 @@ from megarl.rewards.scoring.compose import reason_kind
 from megarl.rewards.scoring.scorer import Scored, Scorer
 from megarl.rewards.scoring.verify_file import Columns, FileReport, parse_options, verify_file
 from megarl.rewards.settings import Part, RewardSettings
-from megarl.rewards.shaping import add_once, mask_overlong, raw_reward
 from megarl.rewards.verifiers import Verifier, builtin_names, find
 
 __all__ = [
@@ -33,12 +32,9 @@ __all__ = [
     "Scored",
     "Scorer",
     "Verifier",
-    "add_once",
     "builtin_names",
     "find",
-    "mask_overlong",
     "parse_options",
-    "raw_reward",
     "reason_kind",
     "verifier",
     "verify",

@@ -1,7 +1,167 @@
-"""SHIM until the real one is merged."""
+"""What becomes of sampled groups before they are learned from: dynamic sampling, overlong responses, staleness.
 
-from megarl.rollout.staleness import settle_staleness as filter_stale
-from megarl.training.overlong import settle_overlong as apply_overlong_penalty
-from megarl.training.rl import fill as sample_until_enough
+The order matters. Dynamic sampling reads the rewards as they were scored; then DAPO's punishment of overlong responses
+is added, exactly once; then come the advantages. Staleness looks at weight versions alone.
+"""
 
-__all__ = ["apply_overlong_penalty", "filter_stale", "sample_until_enough"]
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from megarl.records import Group, Sample
+
+# --- dynamic sampling ---
+
+SAME_REWARD = "same_reward"
+
+
+def sample_until_enough(
+    sample_round: Callable[[int, int], list[Group]], *, wanted: int, rounds: int, dynamic: bool
+) -> list[Group]:
+    """Sample rounds until `wanted` groups are kept, or `rounds` rounds are over; return all groups, in order.
+
+    sample_round(count, offset): that many more groups, of which `offset` came before. dynamic: groups whose rewards
+    are all equal teach nothing and are dropped with a reason (DAPO, arXiv:2503.14476, Eq. 11).
+    """
+    groups: list[Group] = []
+    for _ in range(rounds):
+        missing = wanted - sum(g.dropped is None for g in groups)
+        if not missing:
+            break
+        sampled = sample_round(missing, len(groups))
+        groups += [_dropped_if_same(g) for g in sampled] if dynamic else sampled
+    return groups
+
+
+def _dropped_if_same(group: Group) -> Group:
+    rewards = {s.reward for s in group.samples if s.reward is not None}
+    return group if len(rewards) > 1 else replace(group, dropped=SAME_REWARD)
+
+
+# --- overlong responses ---
+
+RAW = "raw"
+
+
+class OverlongSettings(Protocol):
+    """What `megarl.rewards.RewardSettings` says about overlong responses."""
+
+    @property
+    def soft_overlong(self) -> int | None: ...
+    @property
+    def overlong_filtering(self) -> bool: ...
+
+
+def apply_overlong_penalty(group: Group, settings: OverlongSettings, max_new_tokens: int) -> Group:
+    """Return the group with its overlong responses punished and, where asked for, truncated ones masked (DAPO,
+    arXiv:2503.14476, section 3.4). A dropped group stays as it is: nothing is learned from it.
+
+    Raises ValueError for a group that was punished before.
+    """
+    if group.dropped is not None:
+        return group
+    samples = group.samples
+    if settings.soft_overlong is not None:
+        lengths = np.array([len(sample.response_ids) for sample in samples])
+        amounts = soft_overlong_penalty(lengths, max_new_tokens, settings.soft_overlong)
+        samples = tuple(add_once(s, "soft_overlong", float(a)) for s, a in zip(samples, amounts, strict=True))
+    if settings.overlong_filtering:
+        samples = tuple(map(mask_overlong, samples))
+    return replace(group, samples=samples)
+
+
+def soft_overlong_penalty(lengths: np.ndarray, max_length: int, cache_length: int) -> np.ndarray:
+    """Return DAPO's soft overlong punishment, float32 [responses], to be added to the reward (Eq. 13).
+
+    It is 0 up to max_length - cache_length tokens, falls linearly to -1 at max_length, and is -1 beyond. lengths:
+    [responses], tokens.
+    """
+    if not 0 < cache_length <= max_length:
+        raise ValueError(
+            f"cache_length {cache_length} must lie above 0 and at most at max_length {max_length}"
+        )
+    beyond = np.float32(max_length - cache_length) - lengths.astype(np.float32)
+    return np.clip(beyond / np.float32(cache_length), -1, 0)
+
+
+def add_once(sample: Sample, name: str, amount: float) -> Sample:
+    """Return the sample with `amount` added to its reward and logged as `reward_parts[name]`; the raw reward is kept.
+
+    An unscored sample stays unscored. Raises ValueError where `name` was added before: a punishment is applied exactly
+    once, however often a partial rollout passes through.
+    """
+    if name in sample.reward_parts:
+        raise ValueError(f"sample {sample.sample_id!r}: {name!r} was added to its reward before")
+    parts = {RAW: sample.reward, **sample.reward_parts, name: amount}
+    reward = None if sample.reward is None else sample.reward + amount
+    return replace(sample, reward=reward, reward_parts=parts)
+
+
+def raw_reward(sample: Sample) -> float | None:
+    """Return the reward as it was scored, whatever was added to it since."""
+    return sample.reward_parts.get(RAW, sample.reward)
+
+
+def mask_overlong(sample: Sample) -> Sample:
+    """Apply DAPO's overlong filtering: a truncated response keeps its reward (its group's statistics are true), but
+    none of its tokens is trained on."""
+    if sample.finish_reason != "length":
+        return sample
+    return replace(sample, loss_mask=np.zeros_like(sample.loss_mask))
+
+
+# --- staleness ---
+
+StaleResponses = Literal["stop", "drop", "correct"]
+
+
+class WrongWeights(RuntimeError):
+    """A token was sampled by other weights than the trainer believes the engine to have had."""
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """How old a round's responses are. ages: int64 [responses], weight versions that each response's oldest token is
+    behind. stale: responses that are older than allowed."""
+
+    ages: np.ndarray
+    stale: int
+
+    def counts(self) -> dict[str, tuple[float, float]]:
+        """Return (sum, count) pairs, as `rollout_counts` does."""
+        return {
+            "staleness_mean": (float(self.ages.sum()), float(len(self.ages))),
+            "stale_responses": (float(self.stale), 1.0),
+        }
+
+
+def filter_stale(
+    groups: Sequence[Group], *, version: int, most: int, then: StaleResponses
+) -> tuple[list[Group], Staleness]:
+    """Return the groups without the responses that are more than `most` versions behind (`drop`), or with them, for
+    the algorithm's correction (`correct`). version: of the weights that the engine holds and that are trained now.
+
+    Raises WrongWeights naming the sample: always for a version from the future, with `stop` for a stale one.
+    """
+    bound = most if then == "stop" else version
+    aged = [[(s, _age(s, version, bound)) for s in g.samples] for g in groups]
+    if then == "drop":
+        kept = [tuple(s for s, age in samples if age <= most) for samples in aged]
+        groups = [replace(g, samples=samples) for g, samples in zip(groups, kept, strict=True)]
+    ages = np.array([age for samples in aged for _, age in samples], dtype=np.int64)
+    return list(groups), Staleness(ages, int((ages > most).sum()))
+
+
+def _age(sample: Sample, version: int, most: int) -> int:
+    """Return how many versions the oldest token is behind."""
+    for span in sample.spans:
+        if not 0 <= version - span.version <= most:
+            raise WrongWeights(
+                f"sample {sample.sample_id!r}: its tokens {span.start} to {span.end} were sampled by weight "
+                f"version {span.version}, the engine was given version {version}"
+            )
+    return max((version - span.version for span in sample.spans), default=0)

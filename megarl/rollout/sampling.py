@@ -7,19 +7,20 @@ its place, so that a resumed run draws what an unbroken one would have drawn.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from megarl.records import Group, Prompt, Sample
-from megarl.rewards import raw_reward, reason_kind
+from megarl.rewards import reason_kind
 from megarl.rollout.engine import Engine, GenerateRequest, GenerateResult, SamplingParams
+from megarl.rollout.filters import raw_reward
+from megarl.seeds import draw_seed
 
 
 class Scorer(Protocol):
@@ -28,10 +29,14 @@ class Scorer(Protocol):
     async def score(self, sample: Sample) -> Sample: ...
 
 
-def draw_seed(*parts: object) -> int:
-    """A 63-bit seed from whatever names the draw."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+@dataclass(frozen=True)
+class Draw:
+    """One response to be drawn: to prompt number `prompt` of the round, the `number`-th of its group."""
+
+    prompt: int
+    number: int
+    sample_id: str
+    sampling: SamplingParams
 
 
 def sample_groups(
@@ -44,37 +49,37 @@ def sample_groups(
     decode: Callable[[np.ndarray], str],
     seed: int,
     step: int,
-    place: int = 0,
+    draw_offset: int = 0,
     return_routes: bool = False,
     greedy: bool = False,
     on_response: Callable[[], None] = lambda: None,
 ) -> list[Group]:
-    """`group_size` scored responses to each prompt, in the prompts' order. decode: token ids -> text. place: prompts
-    sampled before in this step; a prompt that comes again gets other seeds and sample ids. greedy: one greedy response
-    to each prompt as well, for its reward alone.
+    """Return `group_size` scored responses to each prompt, in the prompts' order.
+
+    decode: token ids -> text. draw_offset: prompts sampled before in this step; a prompt that comes again gets other
+    seeds and sample ids. greedy: draw one greedy response to each prompt as well, for its reward alone.
 
     Raises UserError for a prompt that no retry can mend, EngineError if the engine fails.
     """
-    places = {f"{step}/{n}/{k}": (n, k) for n in range(len(prompts)) for k in range(group_size + greedy)}
-    requests = [
-        GenerateRequest(
-            request_id=name,
-            token_ids=prompts[n].token_ids,
-            sampling=replace(
+    draws = {}
+    for n, prompt in enumerate(prompts):
+        for k in range(group_size + greedy):
+            own = replace(
                 sampling if k < group_size else _greedy(sampling),
-                seed=draw_seed(seed, step, prompts[n].prompt_id, place + n, k),
-            ),
-            return_routes=return_routes,
-        )
-        for name, (n, k) in places.items()
+                seed=draw_seed(seed, step, prompt.prompt_id, draw_offset + n, k),
+            )
+            draws[f"{step}/{n}/{k}"] = Draw(n, k, f"{prompt.prompt_id}#{step}.{draw_offset + n}.{k}", own)
+    requests = [
+        GenerateRequest(name, prompts[draw.prompt].token_ids, draw.sampling, return_routes)
+        for name, draw in draws.items()
     ]
 
-    async def round_() -> dict[str, Sample]:
-        scoring: dict[str, asyncio.Task[Sample]] = {}
+    async def round_() -> dict[tuple[int, int], Sample]:
+        scoring: dict[tuple[int, int], asyncio.Task[Sample]] = {}
         async for result in engine.generate(requests):
-            n, k = places[result.request_id]
-            sample = _sample(prompts[n], f"{prompts[n].prompt_id}#{step}.{place + n}.{k}", result, decode)
-            scoring[result.request_id] = asyncio.create_task(scorer.score(sample))
+            draw = draws[result.request_id]
+            sample = _sample(prompts[draw.prompt], draw.sample_id, result, decode)
+            scoring[draw.prompt, draw.number] = asyncio.create_task(scorer.score(sample))
             on_response()
         return dict(zip(scoring, await asyncio.gather(*scoring.values()), strict=True))
 
@@ -82,8 +87,8 @@ def sample_groups(
     return [
         Group(
             prompt,
-            tuple(scored[f"{step}/{n}/{k}"] for k in range(group_size)),
-            greedy_reward=scored[f"{step}/{n}/{group_size}"].reward if greedy else None,
+            tuple(scored[n, k] for k in range(group_size)),
+            greedy_reward=scored[n, group_size].reward if greedy else None,
         )
         for n, prompt in enumerate(prompts)
     ]
@@ -110,7 +115,7 @@ def _sample(
 
 
 def rollout_counts(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
-    """What a round looked like, as (sum, count) pairs that add up over replicas; maxima are kept apart.
+    """Describe a round as (sum, count) pairs that add up over replicas.
 
     A response is correct when its raw reward is 1 or more.
     """
@@ -151,7 +156,7 @@ def rollout_counts(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
 
 
 def as_metric(name: str) -> str:
-    """A name as an element of a metric's name."""
+    """Return the name as it may stand in a metric's name."""
     return re.sub(r"[^A-Za-z0-9_.-]", ".", name)
 
 
@@ -170,7 +175,7 @@ TOTALS = (
 
 
 def merge_counts(parts: Sequence[Mapping[str, tuple[float, float]]], prefix: str) -> dict[str, float]:
-    """The round of all replicas: means weighted by counts, totals added up. A mean over nothing is left out."""
+    """Join the counts of all replicas: means weighted by counts, totals added up. A mean over nothing is left out."""
     merged: dict[str, float] = {}
     for name in sorted({name for part in parts for name in part}):
         here = [part[name] for part in parts if name in part]

@@ -26,13 +26,14 @@ class RoutingCounts:
     changed_tokens: float
 
 
-def flip_share(counts: RoutingCounts) -> float:
-    """Share of (token, layer) routes where the live top-k is another set than the given one."""
+def routing_disagreement(counts: RoutingCounts) -> float:
+    """Return the share of (token, layer) routes where the live top-k is another set than the given one."""
     return float(counts.changed.sum() / counts.routes.sum().clamp(min=1))
 
 
 def routing_metrics(first: RoutingCounts, last: RoutingCounts) -> dict[str, float]:
-    """first, last: of the first and the last mini-batch of a rollout (before, and after all but one update)."""
+    """Return a rollout's routing metrics. first, last: the counts of its first and last mini-batch (before, and after
+    all but one update)."""
     load = last.load.double()
     spread = load.std(1, correction=0) / load.mean(1).clamp(min=1e-9)
     metrics = {
@@ -42,8 +43,8 @@ def routing_metrics(first: RoutingCounts, last: RoutingCounts) -> dict[str, floa
     }
     if float(first.routes.sum()):
         metrics |= {
-            "routing/flip_share_first": flip_share(first),
-            "routing/flip_share_last": flip_share(last),
+            "routing/flip_share_first": routing_disagreement(first),
+            "routing/flip_share_last": routing_disagreement(last),
         }
         metrics["routing/token_flip_share"] = last.changed_tokens / max(last.known_tokens, 1)
         shares = last.changed / last.routes.clamp(min=1)
@@ -53,7 +54,7 @@ def routing_metrics(first: RoutingCounts, last: RoutingCounts) -> dict[str, floa
 
 
 def summed(moe_layers: tuple[int, ...], vector: Tensor, experts: int) -> RoutingCounts:
-    """From the flat float64 vector that `pack_counts` makes, after it was summed over ranks."""
+    """Unpack the flat float64 vector that `pack_counts` makes, after it was summed over ranks."""
     n = len(moe_layers)
     rows, tail = vector[: n * (4 + experts)].view(n, 4 + experts), vector[n * (4 + experts) :]
     return RoutingCounts(
@@ -75,7 +76,8 @@ def pack_counts(
     known_tokens: Tensor,
     changed_tokens: Tensor,
 ) -> Tensor:
-    """A flat float64 vector, zero for the layers of other ranks. by_layer: routes, changed, tokens, entropy, load."""
+    """Return a flat float64 vector, zero for the layers of other ranks. by_layer: routes, changed, tokens, entropy,
+    load."""
     vector = torch.zeros(len(moe_layers) * (4 + experts) + 2, dtype=torch.float64, device=known_tokens.device)
     rows = vector[:-2].view(len(moe_layers), 4 + experts)
     for n, layer in enumerate(moe_layers):

@@ -32,7 +32,8 @@ class RouteStore:
         return len(self._kept)
 
     def add(self, sample_id: str, experts: np.ndarray, stale: np.ndarray) -> None:
-        """experts: unsigned [tokens - 1, layers, top_k]. stale: bool [tokens - 1], rows that must not be replayed."""
+        """Keep a sample's routes. experts: unsigned [tokens - 1, layers, top_k]. stale: bool [tokens - 1], rows that
+        must not be replayed."""
         if sample_id in self._kept:
             raise RoutingError(f"sample {sample_id!r}: it has routes already")
         if self.bytes + experts.nbytes > self._limit:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megarl.records import MicroBatch, RouteTrace, Sample, WeightSpan
+from megarl.records import RouteTrace, Sample, WeightSpan
 
 LIVE = -1  # in place of an expert: this token's routing at this layer is the router's own
 
@@ -34,7 +34,7 @@ class RouteShape:
 
 
 def check_trace(sample: Sample, shape: RouteShape) -> RouteTrace:
-    """The sample's trace, if it can be believed. Raises RoutingError naming sample and layer otherwise."""
+    """Return the sample's trace, if it can be believed. Raises RoutingError naming sample and layer otherwise."""
     who, trace = f"sample {sample.sample_id!r}", sample.routes
     if trace is None:
         raise RoutingError(f"{who}: the engine returned no routes")
@@ -73,7 +73,7 @@ def check_trace(sample: Sample, shape: RouteShape) -> RouteTrace:
 
 
 def stale_rows(sample: Sample, trace: RouteTrace) -> np.ndarray:
-    """bool [tokens - 1]: rows made by other weights than those that sampled the token they lead to.
+    """Return bool [tokens - 1]: rows made by other weights than those that sampled the token they lead to.
 
     After a weight update in mid-generation the engine may have run the tokens so far through the new weights. Row
     `p + j - 1` of a prompt of p tokens leads to response token j; the prompt's rows before belong to the first.
@@ -94,11 +94,5 @@ def _versions(spans: Sequence[WeightSpan], tokens: int) -> np.ndarray:
 
 
 def pack_routes(routes: Sequence[np.ndarray]) -> Tensor:
-    """[tokens, layers, top_k] of each sequence -> of the packed micro-batch, by input position."""
+    """Join [tokens, layers, top_k] of each sequence to those of the packed micro-batch, by input position."""
     return torch.from_numpy(np.concatenate(routes))
-
-
-def unpack_routes(micro_batch: MicroBatch, packed: Tensor) -> list[Tensor]:
-    """The inverse: one [tokens, ...] for each row, in row order."""
-    bounds = micro_batch.cu_seqlens.tolist()
-    return [packed[bounds[n] : bounds[n + 1]] for n in range(len(micro_batch.rows))]

@@ -1,22 +1,52 @@
-"""A replica's engine, and the sync that gives it the trainer's weights and proves that it holds them."""
+"""Engines under a run's ranks: each replica's leader has one, and all ranks take part in giving it weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
+
+from megarl.config.schema import Config
 from megarl.errors import UserError
+from megarl.megatron.architecture import Architecture
 from megarl.megatron.groups import Groups
-from megarl.rollout.engine import Engine
-from megarl.weights.exchange import stream
-from megarl.weights.mapping import NameMap
+from megarl.rollout.declaration import EngineContext, EngineSettings
+from megarl.rollout.engine import Engine, WeightStream
+from megarl.rollout.sync import give_weights
+
+
+def check_engine(config: Config, architecture: Architecture) -> None:
+    """Raise UserError for an engine that cannot hold the model, or that this machine cannot start."""
+    on_gpus = config.platform != "cpu" and torch.cuda.is_available()
+    config.engine.check(architecture, gpus=torch.cuda.device_count() if on_gpus else 0)
+
+
+def engine_context(
+    config: Config, architecture: Architecture, *, model_path: Path, folder: Path, dtype: torch.dtype
+) -> EngineContext:
+    """Return what the run's engine is made for. model_path: the Hugging Face folder that the engine loads; folder: the
+    run's; dtype: the trainer's."""
+    spread = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < int(os.environ.get("WORLD_SIZE", 1))
+    return EngineContext(
+        model_path,
+        architecture,
+        folder,
+        dtype,
+        device="cpu" if config.platform == "cpu" or not torch.cuda.is_available() else "cuda",
+        seed=config.seed,
+        # Shared servers are rank 0's, on the machine that the others know as MASTER_ADDR.
+        address=os.environ["MASTER_ADDR"] if spread else None,
+    )
 
 
 @dataclass(frozen=True)
 class EngineHandle:
-    """This rank's place at the engines: an engine on replica leaders, None elsewhere.
+    """This rank's engine: one on replica leaders, None on other ranks.
 
-    owns: this rank syncs the engine (several replicas may share a server; one of them owns it).
+    owns: this rank gives the engine its weights (of several replicas that share servers, one does).
     """
 
     engine: Engine | None
@@ -33,71 +63,54 @@ class EngineHandle:
             self.engine.close()
 
 
-def connect_engine(groups: Groups, make: Callable[[Sequence[str]], Engine], *, shared: bool) -> EngineHandle:
-    """Make and start this rank's engine. Collective.
-
-    make(urls): an engine; with URLs, a client of servers that another replica's engine manages. shared: the first
-    replica's engine manages the servers of all; else each replica has an engine of its own.
+def connect_engine(groups: Groups, settings: EngineSettings, context: EngineContext) -> EngineHandle:
+    """Make and start this rank's engine, or connect it to the servers that the first replica's engine started, where
+    the settings say that these are shared. Collective.
 
     Raises UserError on every rank when one of them can't start.
     """
-    owns = groups.is_leader and (not shared or groups.replica_index == 0)
+    owns = groups.is_leader and (not settings.shared or groups.replica_index == 0)
     engine: Engine | None = None
-    urls: Sequence[str] = ()
+    urls: tuple[str, ...] = ()
     problem = None
     if owns:
         try:
-            engine = make(())
+            engine = settings.make(context)
             engine.start()
-            urls = engine.urls() if shared else ()  # type: ignore[attr-defined]
+            urls = engine.urls()
         except UserError as error:
             problem = str(error)
-    told = groups.gather_from_everyone((urls, problem))
-    if problems := [p for _, p in told if p]:
+    everywhere = groups.gather_from_everyone((urls, problem))
+    if problems := [p for _, p in everywhere if p]:
         if engine is not None:
             engine.close()
         raise UserError(problems[0])
     if groups.is_leader and not owns:
-        engine = make(told[0][0])
+        engine = settings.make(context, everywhere[0][0])
         engine.start()
     return EngineHandle(engine, owns)
 
 
-class SyncFailed(RuntimeError):
-    """An engine holds other weights than were sent to it."""
+def sync_weights(
+    handle: EngineHandle, tensors: WeightStream, groups: Groups, *, version: int
+) -> dict[str, float]:
+    """Give the engines the trainer's weights as `version`, and prove that they hold them; return metrics. Collective.
 
-
-def sync_weights(seat: EngineHandle, name_map: NameMap, groups: Groups, version: int) -> dict[str, float]:
-    """Give the engines the trainer's weights as `version`, and prove that they hold them. Collective.
-
-    Pause, flush, stream, fingerprint, resume; resumed whatever happens. Returns metrics. Raises SyncFailed naming
-    the tensors that differ.
+    tensors: whole tensors by Hugging Face name (`weights.exchange.iter_hf_tensors`); every rank takes part in making
+    them, so every rank goes through them. Raises SyncFailed naming the tensors that differ.
     """
-    tensors = size = 0
+    count = size = 0
 
-    def counted():  # type: ignore[no-untyped-def]
-        nonlocal tensors, size
-        for name, tensor in stream(name_map):
-            tensors, size = tensors + 1, size + tensor.nbytes
+    def counted() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal count, size
+        for name, tensor in tensors:
+            count, size = count + 1, size + tensor.nbytes
             yield name, tensor
 
-    if seat.engine is not None and seat.owns:
-        engine = seat.engine
-        try:
-            engine.pause()
-            engine.flush()
-            sent = engine.update_weights(counted(), version)
-            held = engine.fingerprint()
-        finally:
-            engine.resume()
-        if sent != held:
-            different = sorted(n for n in sent.keys() | held.keys() if sent.get(n) != held.get(n))
-            raise SyncFailed(
-                f"after the sync to version {version} the engine holds other weights than were sent: "
-                f"{len(different)} of {len(sent)} tensors differ, first {different[0]!r}"
-            )
+    if handle.engine is not None and handle.owns:
+        give_weights(handle.engine, counted(), version)
     else:
         for _ in counted():
             pass
     groups.barrier()
-    return {"sync/bytes": float(size), "sync/tensors": float(tensors), "sync/version": float(version)}
+    return {"sync/bytes": float(size), "sync/tensors": float(count), "sync/version": float(version)}

@@ -9,7 +9,7 @@ from megarl.errors import UserError
 from megarl.monitor.progress import progress
 from megarl.training.run import Run
 from megarl.weights.checkpoint_files import write_checkpoint
-from megarl.weights.exchange import stream
+from megarl.weights.exchange import iter_hf_tensors
 
 
 def export_hf(run: Run) -> Path:
@@ -18,7 +18,7 @@ def export_hf(run: Run) -> Path:
     target, config = run.plan.folder / "hf", run.plan.config
     problem = None
     with progress("Writing the Hugging Face checkpoint", enabled=run.groups.is_main, announce=True):
-        tensors = stream(run.name_map)
+        tensors = iter_hf_tensors(run.name_map)
         if run.groups.is_main:
             try:
                 dtype = run.policy.settings.params_dtype

@@ -12,7 +12,7 @@ from torch import Tensor
 from megarl.data.packing import TokenSequence, make_micro_batches, micro_batch_count, scatter_response
 from megarl.megatron.policy import Policy
 from megarl.records import Batch, Group, MicroBatch, Sample
-from megarl.rollout.sampling import draw_seed
+from megarl.seeds import draw_seed
 
 
 def make_minibatches(

@@ -20,7 +20,7 @@ from megarl.megatron.platform import Platform
 from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import UnregisteredMetric
-from megarl.training.make_engine import check_engine
+from megarl.training.engines import check_engine
 from megarl.weights.checkpoint_files import read_config
 from megarl.weights.families import family_of
 

@@ -28,9 +28,8 @@ from megarl.monitor.tell import tell
 from megarl.records import StepStats
 from megarl.rewards import Scorer
 from megarl.training.clock import Clock
-from megarl.training.engines import EngineHandle, connect_engine
+from megarl.training.engines import EngineHandle, connect_engine, engine_context
 from megarl.training.evaluation import Evaluation
-from megarl.training.make_engine import engine_maker
 from megarl.training.resolve import Plan, model_settings, open_watch
 from megarl.weights.checkpoint_files import CheckpointReader
 from megarl.weights.exchange import load
@@ -59,7 +58,7 @@ class Run:
     policy: Policy
     name_map: NameMap
     scorer: Scorer
-    engine: EngineHandle
+    engine_handle: EngineHandle
     evaluation: Evaluation
     logger: Logger
     watch: AlarmWatch
@@ -81,7 +80,7 @@ class Run:
         self.groups.on_main(log)
 
     def close(self) -> None:
-        self.engine.close()
+        self.engine_handle.close()
         self.scorer.close()
         self.logger.close()
         if self.lock is not None:
@@ -121,8 +120,10 @@ def open_run(plan: Plan) -> Run:
             name_map = NameMap(plan.hf_config, policy)
             load(name_map, CheckpointReader(start))
         with progress("Starting the engine", enabled=groups.is_main, announce=True):
-            make = engine_maker(config, folder, start, plan.architecture, settings.params_dtype)
-            engine = connect_engine(groups, make, shared=config.engine.kind == "sglang")
+            context = engine_context(
+                config, plan.architecture, model_path=start, folder=folder, dtype=settings.params_dtype
+            )
+            engine = connect_engine(groups, config.engine, context)
     return Run(
         plan=plan,
         groups=groups,
@@ -134,7 +135,7 @@ def open_run(plan: Plan) -> Run:
         policy=policy,
         name_map=name_map,
         scorer=scorer,
-        engine=engine,
+        engine_handle=engine,
         evaluation=Evaluation(
             prompts.heldout,
             engine,

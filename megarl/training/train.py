@@ -31,6 +31,7 @@ from megarl.training.state import (
     find_checkpoint,
     load_found,
 )
+from megarl.weights.exchange import iter_hf_tensors
 
 
 def train(config: Config) -> None:
@@ -69,7 +70,7 @@ def run_stages(run: Run, saver: Saver) -> None:
         if not found:
             state = _begin_stage(run, stage, stage_plan, state, saver)
         elif stage.syncs_engine:
-            sync_weights(run.engine, run.name_map, run.groups, version=state.policy_version)
+            _sync(run, state)
         state, found = run_stage(run, stage, state, saver), None
     saver.finish()
     results = {"run folder": plan.folder}
@@ -118,7 +119,7 @@ def _begin_stage(run: Run, stage: Stage, plan: StagePlan, state: RunState, saver
     state = replace(state, stage=stage.name, step=0, global_step=plan.first)
     if not stage.syncs_engine:
         return state
-    sync_weights(run.engine, run.name_map, run.groups, version=state.policy_version)
+    _sync(run, state)
     with run.clock.phase("evaluate"):
         before = run.evaluation.evaluate(step=0)
     run.clock.take_step()
@@ -130,6 +131,11 @@ def _begin_stage(run: Run, stage: Stage, plan: StagePlan, state: RunState, saver
     with run.clock.phase("checkpoint"):
         saver.save(state, stage.models)
     return state
+
+
+def _sync(run: Run, state: RunState) -> None:
+    tensors = iter_hf_tensors(run.name_map)
+    sync_weights(run.engine_handle, tensors, run.groups, version=state.policy_version)
 
 
 def _describe(run: Run) -> str:

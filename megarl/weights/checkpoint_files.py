@@ -77,7 +77,7 @@ class HFConfig(dict[str, Any]):
 
 
 def read_config(folder: Path) -> HFConfig:
-    """The folder's `config.json`. Raises UserError when it is missing or not JSON, and for a size that is none."""
+    """Read the folder's `config.json`. Raises UserError when it is missing or not JSON, and for a size that is none."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; model.path must be a Hugging Face checkpoint folder")
@@ -94,7 +94,7 @@ def read_config(folder: Path) -> HFConfig:
 
 
 def _check_kinds(path: Path, values: Mapping[str, Any]) -> None:
-    """What every family reads: null, or of its kind."""
+    """Check what every family reads: each key is null, or of its kind."""
     for names, least in ((SIZES, 1), (COUNTS, 0)):
         for key in names:
             value = values.get(key)
@@ -152,11 +152,11 @@ class CheckpointReader:
         return self._headers[name][1]
 
     def kind(self, name: str) -> str:
-        """A tensor's dtype as safetensors writes it: F32, BF16, I8 ..."""
+        """Return a tensor's dtype as safetensors writes it: F32, BF16, I8 ..."""
         return self._headers[name][0]
 
     def same(self, one: str, other: str) -> bool:
-        """Whether two tensors hold the same numbers, without ever holding a whole one."""
+        """Tell whether two tensors hold the same numbers, without ever holding a whole one."""
         if self.shape(one) != self.shape(other):
             return False
         paths = [self.folder / self.files[name] for name in (one, other)]
@@ -166,7 +166,7 @@ class CheckpointReader:
             return all(torch.equal(left[n : n + 4096], right[n : n + 4096]) for n in rows)
 
     def read(self, name: str) -> Tensor:
-        """One whole tensor. Raises UserError when the checkpoint lacks it."""
+        """Read one whole tensor. Raises UserError when the checkpoint lacks it."""
         if name not in self.files:
             raise UserError(f"{self.folder}: tensor {name!r} is missing")
         path = self.folder / self.files[name]
@@ -186,7 +186,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtype and shape by tensor name; safetensors itself compares the header with the file's size."""
+    """Read dtype and shape by tensor name; safetensors itself compares the header with the file's size."""
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}

@@ -27,7 +27,7 @@ from megarl.weights.checkpoint_files import (
     read_config,
     write_checkpoint,
 )
-from megarl.weights.exchange import load, stream
+from megarl.weights.exchange import iter_hf_tensors, load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import BareModel, NameMap
 
@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def kind_of(folder: Path) -> str:
-    """ "huggingface" or "megatron". Raises UserError when the folder is neither."""
+    """Tell whether the folder is "huggingface" or "megatron". Raises UserError when it is neither."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     if (folder / "metadata.json").is_file() and (folder / ".metadata").is_file():
@@ -48,7 +48,7 @@ def kind_of(folder: Path) -> str:
 
 
 def check(source: Path, target: Path, config_folder: Path | None, layout: Layout) -> Path:
-    """Everything that can be refused before ranks are started; returns the folder with the model's config.json."""
+    """Refuse what can be refused before ranks are started; return the folder with the model's config.json."""
     kind = kind_of(source)
     if target.exists():
         raise UserError(f"{target}: exists already; name a new folder")
@@ -64,7 +64,7 @@ def check(source: Path, target: Path, config_folder: Path | None, layout: Layout
 
 @told_once()
 def convert(source: Path, target: Path, *, layout: Layout, config_folder: Path | None, dtype: str) -> str:
-    """Write `target` from `source`, in the other format; collective. Returns one line that says what was done.
+    """Write `target` from `source`, in the other format. Collective. Returns one line that says what was done.
 
     dtype: "float32", "bfloat16", or "auto", which is what config.json says. Raises UserError for a folder, config or
     tensor that does not fit, and for a target that exists or cannot be written.
@@ -105,7 +105,7 @@ def _write_megatron(
     target: Path, name_map: NameMap, groups: Groups, described_by: Path, config: HFConfig
 ) -> None:
     scratch = target.with_name(target.name + ".writing")
-    with _told(target):
+    with _user_errors(target):
         if groups.is_main:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
@@ -121,8 +121,8 @@ def _write_megatron(
 
 
 @contextlib.contextmanager
-def _told(target: Path) -> Iterator[None]:
-    """Around what writes `target`: the system's refusal is the user's to mend."""
+def _user_errors(target: Path) -> Iterator[None]:
+    """Turn the system's refusal to write `target` into a UserError."""
     try:
         yield
     except OSError as error:
@@ -137,9 +137,9 @@ def _write_huggingface(
     config: HFConfig,
     dtype: torch.dtype,
 ) -> None:
-    tensors = stream(name_map)
+    tensors = iter_hf_tensors(name_map)
     if groups.is_main:
-        with _told(target):
+        with _user_errors(target):
             write_checkpoint(target, tensors, config=config, assets=described_by, dtype=dtype)
     for _ in tensors:  # the other ranks' part of every gather
         pass

@@ -1,4 +1,4 @@
-"""Weights in and out of a trainer by their Hugging Face names: load a checkpoint, stream whole tensors to engines
+"""Weights in and out of a policy by their Hugging Face names: load a checkpoint, yield whole tensors to engines
 and files. Both are collective: every rank calls them, in the same order."""
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from torch import Tensor
 
 from megarl.errors import UserError, did_you_mean
 from megarl.weights.checkpoint_files import CheckpointReader
-from megarl.weights.mapping import Item, NameMap
+from megarl.weights.families.base import Item
+from megarl.weights.mapping import NameMap
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 NUMBERS = ("F32", "BF16", "F16", "F64")  # safetensors' names of what weights may be stored as
 
 
 def check_coverage(name_map: NameMap, reader: CheckpointReader) -> None:
-    """Each checkpoint tensor is mapped exactly once, nothing is missing, and the shapes of this rank's tensors are
-    the config's. Raises UserError that names the first at fault. Only file headers are read, but for a tied LM head
-    that the checkpoint stores all the same: it must be the embedding.
+    """Check that each checkpoint tensor is mapped exactly once, nothing is missing, and the shapes of this rank's
+    tensors are the config's. Raises UserError that names the first at fault. Only file headers are read, but for a
+    tied LM head that the checkpoint stores all the same: it must be the embedding.
 
     Such a head, rotary tables, and what the family leaves out on purpose are no surplus.
     """
@@ -63,7 +64,7 @@ def _check_shapes(name_map: NameMap, reader: CheckpointReader) -> None:
     for item in name_map.items:
         if (tensor := local.pop(item.name, None)) is None:
             continue
-        _, size = _tensor_place(name_map, item)
+        _, size = _shard_of(name_map, item)
         whole = torch.empty(item.transform.whole_shape(tensor, size), device="meta")
         for name, expected in zip(item.hf, item.transform.separate(whole), strict=True):
             if reader.shape(name) != tuple(expected.shape):
@@ -84,26 +85,27 @@ def load(name_map: NameMap, reader: CheckpointReader) -> None:
     tensors = name_map.local_tensors()
     for item in name_map.items:
         if (tensor := tensors.get(item.name)) is not None:
-            rank, size = _tensor_place(name_map, item)
+            rank, size = _shard_of(name_map, item)
             for number, name in enumerate(item.hf):
-                item.transform.place(tensor.data, reader.read(name), number, rank, size)
+                item.transform.copy_into_shard(tensor.data, reader.read(name), number, rank, size)
     if name_map.model.optimizer is not None:
         name_map.model.optimizer.reload_model_params()
 
 
-def _tensor_place(name_map: NameMap, item: Item) -> tuple[int, int]:
+def _shard_of(name_map: NameMap, item: Item) -> tuple[int, int]:
+    """Return which shard of the item's tensor this rank holds, and of how many."""
     if item.expert is not None:
         return parallel_state.get_expert_tensor_parallel_rank(), name_map.model.layout.expert_shards
     return parallel_state.get_tensor_model_parallel_rank(), name_map.model.layout.tensor
 
 
 @torch.no_grad()
-def stream(
+def iter_hf_tensors(
     name_map: NameMap, value: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors by HF name, on every rank; each tensor exactly once.
+    """Yield whole tensors by HF name, on every rank; each tensor exactly once. Collective.
 
-    value: what to stream of a parameter or expert bias, of its shape (its gradient, say); by default itself.
+    value: what to yield for a parameter or expert bias, of its shape (its gradient, say); by default itself.
 
     Experts come a layer's projection at a time: one gather over expert and tensor parallelism for all of them.
     """
@@ -128,7 +130,8 @@ def _layer_of(item: Item) -> int:
 
 
 def _gather(name_map: NameMap, items: list[Item], here: list[Tensor]) -> list[Tensor]:
-    """The items' whole tensors from everybody's shards: over tensor parallelism, experts, then pipeline stages."""
+    """Gather the items' whole tensors from everybody's shards: over tensor parallelism, experts, then pipeline
+    stages."""
     layout = name_map.model.layout
     expert = items[0].expert is not None
     local: list[Tensor] = []
@@ -155,7 +158,7 @@ def _all_gather(tensor: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
 
 
 def _share_over_stages(local: list[Tensor]) -> list[Tensor]:
-    """From the first pipeline stage that holds them to all."""
+    """Send tensors from the first pipeline stage that holds them to all stages."""
     group = parallel_state.get_pipeline_model_parallel_group()
     mine = (len(local), tuple(local[0].shape), local[0].dtype) if local else None
     held: list[tuple[int, tuple[int, ...], torch.dtype] | None] = [None] * dist.get_world_size(group)

@@ -7,7 +7,7 @@ import xxhash
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """32 hex digits over dtype, shape and bytes (xxh3-128), the same for every memory layout and device.
+    """Return 32 hex digits over dtype, shape and bytes (xxh3-128), the same for every memory layout and device.
 
     Bit patterns count: 0.0 and -0.0 differ, a NaN equals the same NaN. Not meant against forgery.
     """

@@ -6,7 +6,7 @@ The same items drive HF load, HF save, weight sync and the coverage check.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,10 +14,10 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
+from megarl.megatron.architecture import Architecture
 from megarl.megatron.layout import Layout
-from megarl.megatron.model import Architecture
-from megarl.weights.families import Entry, family_of
-from megarl.weights.transforms import Copy
+from megarl.weights.families import family_of
+from megarl.weights.families.base import expand
 
 
 class Model(Protocol):
@@ -43,40 +43,6 @@ class BareModel:
     optimizer: None = None
 
 
-@dataclass(frozen=True)
-class Item:
-    """One Megatron tensor of the whole model: its canonical name (global layer and expert numbers), the HF tensors
-    fused into it, and how they relate. expert: its number, None outside the experts."""
-
-    name: str
-    hf: tuple[str, ...]
-    transform: Copy
-    expert: int | None = None
-
-
-def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
-    """Every tensor of the model, in checkpoint order."""
-    layers, moe = arch.transformer["num_layers"], set(arch.moe_layers)
-    wanted = {"layer": lambda n: True, "dense": lambda n: n not in moe, "moe": lambda n: n in moe}
-    wanted["expert"] = wanted["moe"]
-
-    def item(entry: Entry, layer: int | None = None, expert: int | None = None) -> Item:
-        def fill(name: str) -> str:
-            return name.format(layer=layer, expert=expert)
-
-        return Item(fill(entry.megatron), tuple(map(fill, entry.hf)), entry.transform, expert)
-
-    in_layers = [e for e in entries if e.where != "model"]
-    first = next((n for n, e in enumerate(entries) if e.where != "model"), len(entries))
-    yield from (item(e) for e in entries[:first])
-    for layer in range(layers):
-        for entry in in_layers:
-            if wanted[entry.where](layer):
-                experts = range(arch.num_experts) if entry.is_expert else [None]
-                yield from (item(entry, layer, expert) for expert in experts)
-    yield from (item(e) for e in entries[first:] if e.where == "model")
-
-
 class NameMap:
     """The name map of one policy under one layout.
 
@@ -91,8 +57,8 @@ class NameMap:
         self.model = model
 
     def local_tensors(self) -> dict[str, Tensor]:
-        """This rank's parameters, and its routers' expert biases (buffers), by canonical name. A tied LM head on a
-        later stage is the embedding's copy."""
+        """Return this rank's parameters, and its routers' expert biases (buffers), by canonical name. A tied LM head
+        on a later stage is the embedding's copy."""
         experts = self.model.architecture.num_experts
         first_expert = 0
         if experts:
@@ -109,7 +75,7 @@ class NameMap:
 
 
 def canonical_name(name: str, chunk: Any, first_expert: int) -> str:
-    """A local parameter name with global layer and expert numbers, the same for local and Transformer Engine
+    """Return a local parameter name with global layer and expert numbers, the same for local and Transformer Engine
     modules (which keep layer norms inside the next linear layer, and experts as weight0, weight1, ...)."""
     if match := re.match(r"decoder\.layers\.(\d+)\.(.*)", name):
         layer = chunk.decoder.layers[int(match[1])].layer_number - 1

@@ -1,8 +1,8 @@
 """How one or more Hugging Face tensors lie in one Megatron tensor, and how that splits over ranks.
 
-`place` puts one HF tensor into its part of a rank's shard, so that loading never holds more than the shard and one
-HF tensor; `separate` takes a whole Megatron tensor apart again. Both are exact: HF -> Megatron -> HF gives the same
-bits.
+`copy_into_shard` puts one HF tensor into its part of a rank's shard, so that loading never holds more than the shard
+and one HF tensor; `separate` takes a whole Megatron tensor apart again. Both are exact: HF -> Megatron -> HF gives the
+same bits.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ class Copy:
 
     axis: int | None = None
 
-    def place(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
+    def copy_into_shard(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
         """Copy HF tensor `number` of those that make up the Megatron tensor into `shard`, rank's share of size."""
         shard.copy_(part if self.axis is None else part.chunk(size, self.axis)[rank])
 
     def separate(self, whole: Tensor) -> list[Tensor]:
-        """The HF tensors in a whole Megatron tensor."""
+        """Take a whole Megatron tensor apart into its HF tensors."""
         return [whole]
 
     def unshard(self, shards: Sequence[Tensor]) -> Tensor:
-        """The whole tensor from every rank's shard."""
+        """Join every rank's shard to the whole tensor."""
         if self.axis is None or len(shards) == 1:
             return shards[0]
         return torch.cat(list(shards), self.axis)
 
     def whole_shape(self, shard: Tensor, size: int) -> list[int]:
-        """Shape of the whole tensor of which `shard` is one of `size` shards."""
+        """Return the shape of the whole tensor of which `shard` is one of `size` shards."""
         return [n * size if axis == self.axis else n for axis, n in enumerate(shard.shape)]
 
 
@@ -46,7 +46,7 @@ class PadVocabulary(Copy):
     vocab_size: int = 0
     axis: int | None = 0
 
-    def place(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
+    def copy_into_shard(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
         rows = part[rank * shard.shape[0] :][: shard.shape[0]]
         shard[: rows.shape[0]].copy_(rows)
         shard[rows.shape[0] :].zero_()
@@ -68,11 +68,11 @@ class FuseQKV(Copy):
     axis: int | None = 0
 
     def _by_group(self, fused: Tensor) -> tuple[Tensor, ...]:
-        """Views of q, k, v, each [groups in `fused`, rows of a group, ...]."""
+        """Return views of q, k, v, each [groups in `fused`, rows of a group, ...]."""
         sizes = [self.heads // self.groups * self.head_dim, self.head_dim, self.head_dim]
         return fused.view(-1, sum(sizes), *fused.shape[1:]).split(sizes, dim=1)
 
-    def place(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
+    def copy_into_shard(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
         rows = shard.shape[0]
         fused = self._by_group(torch.arange(rows * size, device=part.device))[number].reshape(-1)
         here = fused // rows == rank  # a rank may hold part of a group: more ranks than groups
@@ -88,7 +88,7 @@ class FuseGateUp(Copy):
 
     axis: int | None = 0
 
-    def place(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
+    def copy_into_shard(self, shard: Tensor, part: Tensor, number: int, rank: int, size: int) -> None:
         shard.chunk(2)[number].copy_(part.chunk(size)[rank])
 
     def separate(self, whole: Tensor) -> list[Tensor]:

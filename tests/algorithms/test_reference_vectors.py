@@ -16,7 +16,6 @@ from megarl.algorithms import (
     kl_estimate,
     make_recipe,
     policy_loss,
-    soft_overlong_penalty,
 )
 
 FIRST = [1.0, -1, -1, 1, -1, -1, -1, 1]
@@ -99,14 +98,6 @@ def test_sapo_gate_is_two_over_tau_at_ratio_one_with_slope_one() -> None:
 def test_kl_estimates_of_one_half_against_four_tenths(kind: str, expected: float) -> None:
     value = kl_estimate(kind, torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.4)]))
     assert float(value) == pytest.approx(expected, abs=1e-5)
-
-
-def test_soft_overlong_penalty_of_daposs_budget() -> None:
-    lengths = torch.tensor([0, 16384, 17408, 18432, 20480, 20481, 40000])
-    expected = torch.tensor([0.0, 0.0, -0.25, -0.5, -1.0, -1.0, -1.0])
-    torch.testing.assert_close(soft_overlong_penalty(lengths, 20480, 4096), expected)
-    with pytest.raises(ValueError, match="cache_length 0"):
-        soft_overlong_penalty(lengths, 20480, 0)
 
 
 @pytest.mark.parametrize(

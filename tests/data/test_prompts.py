@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from megarl.data.procedural import ReasoningGymQuestions
 from megarl.data.prompts import open_prompts
-from megarl.data.questions import content_key, find_leaks, frame, is_held_out, normalised
+from megarl.data.questions import content_key, frame, is_held_out, normalised
 from megarl.data.settings import DataSettings, Framing, ReasoningGymSettings
 from megarl.errors import UserError
 
@@ -30,6 +30,12 @@ def data(**settings) -> DataSettings:
 
 def question_of(prompt) -> str:
     return prompt.ground_truth["entry"]["question"]
+
+
+def find_leaks(training: list[str], held_out: list[str]) -> list[str]:
+    """Training texts that, whitespace aside, are also held out."""
+    keys = set(map(content_key, held_out))
+    return [text for text in training if content_key(text) in keys]
 
 
 @pytest.mark.parametrize("size", [None, 3000])

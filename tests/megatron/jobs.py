@@ -29,7 +29,7 @@ from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.megatron.reference import ReferencePolicy
 from megarl.megatron.sharding import shard_layout
 from megarl.records import Group, MicroBatch, Prompt, Sample, WeightSpan
-from megarl.routing.agreement import flip_share
+from megarl.routing.agreement import routing_disagreement
 from megarl.routing.replay import GivenRoutes, Routes
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
@@ -37,7 +37,7 @@ from megarl.training.minibatches import make_minibatches
 from megarl.training.stages.stage import AuxiliaryModels
 from megarl.training.update import PolicyUpdate
 from megarl.weights.checkpoint_files import CheckpointReader, read_config
-from megarl.weights.exchange import load, stream
+from megarl.weights.exchange import iter_hf_tensors, load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import NameMap
 
@@ -137,12 +137,12 @@ def layout_job(
 
     policy.set_optimizer(OptimizerSettings(lr=1e-3, clip_grad=0.0))
     update(policy, "grpo")
-    result["gradients"] = dict(stream(name_map, lambda parameter: parameter.main_grad))
+    result["gradients"] = dict(iter_hf_tensors(name_map, lambda parameter: parameter.main_grad))
     policy, name_map = build(checkpoint, layout, ranks, **options)
     policy.set_optimizer(OptimizerSettings(lr=1e-5))
     metrics = {f"{name}/{k}": v for name in ("grpo", "gspo") for k, v in update(policy, name).items()}
     result["metrics"] = {k: v for k, v in metrics.items() if not k.endswith("/micro_batches")}
-    result["weights"] = dict(stream(name_map))
+    result["weights"] = dict(iter_hf_tensors(name_map))
     return result
 
 
@@ -219,7 +219,7 @@ def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase
         start = time.perf_counter()
         save_checkpoint(folder, policy)
         seconds = time.perf_counter() - start
-    return {"weights": dict(stream(name_map)), "rates": rates, "seconds": seconds}
+    return {"weights": dict(iter_hf_tensors(name_map)), "rates": rates, "seconds": seconds}
 
 
 def toy_batch(policy: Policy, seed: int) -> list[MicroBatch]:
@@ -292,12 +292,12 @@ def reference_job(checkpoint: Path, layout: dict[str, Any]) -> None:
     first = scores()
     reference = ReferencePolicy(policy)
     policy.step(batch, lambda micro_batch, logprobs, entropies: (logprobs.sum() / 100, None))
-    moved, weights = scores(), {name: t.clone() for name, t in stream(name_map)}
+    moved, weights = scores(), {name: t.clone() for name, t in iter_hf_tensors(name_map)}
     assert (moved - first).abs().max() > 1e-2
     with reference.in_place():
         assert torch.equal(scores(), first)
     assert torch.equal(scores(), moved)
-    assert all(torch.equal(t, weights[name]) for name, t in stream(name_map))
+    assert all(torch.equal(t, weights[name]) for name, t in iter_hf_tensors(name_map))
     with contextlib.suppress(ZeroDivisionError), reference.in_place():
         raise ZeroDivisionError
     assert torch.equal(scores(), moved)  # whatever happens inside
@@ -364,7 +364,7 @@ def replay_job(
     result = policy.step(routed(routes), loss, replay="replay")
     for n, logprobs in enumerate(ranks.share_from_last_stage(result.collected)):
         seen[n] = logprobs
-    gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
+    gradients = dict(iter_hf_tensors(name_map, lambda parameter: parameter.main_grad))
     assert same([seen[n] for n in range(count)], forced[::2]) or "recompute" in options
     policy.step(routed(routes), loss, replay="observe", count_routes=True)
     assert same(scores(), live), "something of the replay stayed"
@@ -382,7 +382,7 @@ def replay_job(
     return {
         "logprobs": by_sample,
         "gradients": gradients,
-        "flips": flip_share(counts),
+        "flips": routing_disagreement(counts),
         "tokens": (counts.known_tokens, counts.changed_tokens),
         "sizes": {name: vector.tolist() for name, vector in sizes.items()},
     }
@@ -395,7 +395,7 @@ def balance_job(checkpoint: Path, layout: dict[str, Any], **options: Any) -> dic
     sequences = [s for s in make_samples(9, policy.architecture.vocab_size) if s.tokens % 4 == 0]
     micro_batches = make_micro_batches(sequences, 10_000)
     policy.step(micro_batches, lambda micro_batch, logprobs, entropies: (0.0 * logprobs.sum(), None))
-    gradients = dict(stream(name_map, lambda parameter: parameter.main_grad))
+    gradients = dict(iter_hf_tensors(name_map, lambda parameter: parameter.main_grad))
     return {name: gradient for name, gradient in gradients.items() if "mlp.gate." in name}
 
 
@@ -407,7 +407,7 @@ def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"load_balancing": "bias", "load_balancing_rate": 0.01}
 
     def biases(name_map: NameMap) -> dict[str, torch.Tensor]:
-        return {n: t.clone() for n, t in stream(name_map) if n.endswith("e_score_correction_bias")}
+        return {n: t.clone() for n, t in iter_hf_tensors(name_map) if n.endswith("e_score_correction_bias")}
 
     policy, name_map = build(checkpoint, {"expert": 2}, ranks, **options)
     policy.set_optimizer(OptimizerSettings(lr=0.0))

@@ -9,7 +9,7 @@ import pytest
 
 from megarl.rollout.engine import Engine
 from tests.models import tiny_qwen3_moe
-from tests.rollout.engines import ENGINES
+from tests.rollout.engines import ENGINES, EngineEntry
 from tests.rollout.reference import Reference, checkpoint_weights
 
 
@@ -25,39 +25,59 @@ def newer_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_qwen3_moe(tmp_path_factory.mktemp("newer"), seed=1)
 
 
-@pytest.fixture(scope="session")
-def reference(policy: Path) -> Reference:
-    return Reference(policy)
+@pytest.fixture(params=[pytest.param(entry, id=entry.name, marks=entry.marks) for entry in ENGINES])
+def entry(request: pytest.FixtureRequest) -> EngineEntry:
+    """Each engine in turn."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
-def newer_reference(newer_policy: Path) -> Reference:
-    return Reference(newer_policy)
+def reference_of() -> Callable[[EngineEntry, Path], Reference]:
+    """What a model folder's weights say, in the engine's own way; loaded once."""
+    made: dict[tuple[object, Path], Reference] = {}
+
+    def reference_of(entry: EngineEntry, folder: Path) -> Reference:
+        key = entry.reference, folder
+        if key not in made:
+            made[key] = entry.reference(folder)
+        return made[key]
+
+    return reference_of
+
+
+@pytest.fixture
+def reference(reference_of: Callable[..., Reference], entry: EngineEntry, policy: Path) -> Reference:
+    return reference_of(entry, policy)
+
+
+@pytest.fixture
+def newer_reference(
+    reference_of: Callable[..., Reference], entry: EngineEntry, newer_policy: Path
+) -> Reference:
+    return reference_of(entry, newer_policy)
 
 
 @pytest.fixture(scope="session")
-def engine_of(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Engine]]:
-    """The session's engine of this name (`tests.rollout.engines`), made when it is first asked for."""
+def engine_of(
+    policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[EngineEntry], Engine]]:
+    """The session's engine of this kind, made when it is first asked for."""
     made: dict[str, Engine] = {}
 
-    def engine_of(name: str) -> Engine:
-        if name not in made:
-            entry = next(entry for entry in ENGINES if entry.name == name)
-            made[name] = entry.make(policy, tmp_path_factory.mktemp(name))
-        return made[name]
+    def engine_of(entry: EngineEntry) -> Engine:
+        if entry.name not in made:
+            made[entry.name] = entry.make(policy, tmp_path_factory.mktemp(entry.name))
+        return made[entry.name]
 
     yield engine_of
     for engine in made.values():
         engine.close()
 
 
-@pytest.fixture(params=[pytest.param(entry.name, marks=entry.marks) for entry in ENGINES])
-def engine(
-    request: pytest.FixtureRequest, engine_of: Callable[[str], Engine], policy: Path
-) -> Iterator[Engine]:
-    """Each engine in turn: started, not paused, with the weights of `policy` (of whatever version)."""
-    engine = engine_of(request.param)
-    yield from prepared(engine, policy)
+@pytest.fixture
+def engine(entry: EngineEntry, engine_of: Callable[[EngineEntry], Engine], policy: Path) -> Iterator[Engine]:
+    """The engine: started, not paused, with the weights of `policy` (of whatever version)."""
+    yield from prepared(engine_of(entry), policy)
 
 
 def prepared(engine: Engine, policy: Path) -> Iterator[Engine]:

@@ -8,47 +8,65 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from megarl.rollout.embedded import EmbeddedEngine
+from megarl.rollout.declaration import EngineContext
+from megarl.rollout.embedded.settings import EmbeddedSettings
 from megarl.rollout.engine import Engine
-from megarl.rollout.sglang import SGLangEngine, SGLangSettings
-from tests.models import MOE_SHAPE, SHAPE
+from megarl.rollout.sglang.engine import SGLangEngine
+from megarl.rollout.sglang.settings import SGLangSettings
+from megarl.weights.checkpoint_files import read_config
+from megarl.weights.families import family_of
+from tests.rollout.reference import Reference
+from tests.rollout.scripted import ScriptedModel, ScriptedSettings, read_weights
 
 SGLANG_PYTHON = Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"
 
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """make: from the model folder and a folder for the engine's own files."""
+    """make: from the model folder and a folder for the engine's own files. reference: what a model folder's weights
+    say about a response."""
 
     name: str
     make: Callable[[Path, Path], Engine]
+    reference: Callable[[Path], Reference | ScriptedModel] = Reference
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
+def context_of(model: Path, work: Path, **changes: Any) -> EngineContext:
+    """What a run would make its engine for, on a CPU in float32. changes: of the context's fields; `max_positions` of
+    the model's."""
+    config = read_config(model)
+    architecture = family_of(config).architecture(config)
+    if "max_positions" in changes:
+        architecture = replace(architecture, max_positions=changes.pop("max_positions"))
+    return EngineContext(model, architecture, work, changes.pop("dtype", torch.float32), **changes)
+
+
 def make_embedded(model: Path, work: Path) -> Engine:
-    return EmbeddedEngine(model)
+    return EmbeddedSettings().make(context_of(model, work))
 
 
-def make_sglang(model: Path, work: Path, **settings: Any) -> SGLangEngine:
-    """A managed server; `settings` override those of `SGLangSettings`."""
-    chosen: dict[str, Any] = {
-        "model_path": model,
-        "python": find_sglang(),
-        "log_file": work / "sglang.log",
-        "max_running_requests": 8,
-        **settings,
-    }
-    return SGLangEngine(
-        SGLangSettings(**chosen),
-        moe_layers=range(SHAPE["num_hidden_layers"]),
-        experts=MOE_SHAPE["num_experts"],
-    )
+def make_scripted(model: Path, work: Path) -> Engine:
+    return ScriptedSettings().make(context_of(model, work))
+
+
+def scripted_reference(model: Path) -> ScriptedModel:
+    return ScriptedModel(read_weights(model), context_of(model, model).architecture)
+
+
+def make_sglang(
+    model: Path, work: Path, engine: dict[str, Any] | None = None, **settings: Any
+) -> SGLangEngine:
+    """A managed server. engine: further arguments of `SGLangEngine`; settings: of `SGLangSettings`."""
+    chosen: dict[str, Any] = {"python": str(find_sglang()), "max_running_requests": 8, **settings}
+    return SGLangEngine(SGLangSettings(**chosen), context_of(model, work), **(engine or {}))
 
 
 def find_sglang() -> Path:
@@ -61,6 +79,7 @@ def find_sglang() -> Path:
 
 
 ENGINES = (
+    EngineEntry("scripted", make_scripted, scripted_reference),
     EngineEntry("embedded", make_embedded),
-    EngineEntry("sglang", make_sglang, (pytest.mark.sglang,)),
+    EngineEntry("sglang", make_sglang, marks=(pytest.mark.sglang,)),
 )

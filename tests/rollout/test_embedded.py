@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, OlmoeConfig, Qwen3Config
 
 from megarl.errors import UserError
-from megarl.rollout.embedded import EmbeddedEngine
+from megarl.rollout.embedded.engine import EmbeddedEngine
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, SamplingParams, iterate
 from megarl.weights.fingerprint import digest
 from tests.models import VOCABULARY, randomize, tiny_qwen3, tiny_qwen3_moe

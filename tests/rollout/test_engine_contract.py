@@ -19,7 +19,7 @@ import torch
 from megarl.errors import UserError
 from megarl.records import Prompt, Sample
 from megarl.rollout.engine import Engine, GenerateRequest, GenerateResult, SamplingParams, iterate
-from megarl.rollout.sglang import SGLangEngine
+from megarl.rollout.sglang.engine import SGLangEngine
 from tests.models import SHAPE, VOCABULARY
 from tests.rollout.reference import Reference, checkpoint_weights
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,23 @@ import pytest
 import torch
 
 from megarl.errors import UserError
-from megarl.rollout.engine import Engine, EngineError
-from megarl.rollout.sglang import SGLangEngine, SGLangSettings
+from megarl.rollout.engine import EngineError
+from megarl.rollout.sglang.engine import SGLangEngine
 from megarl.rollout.sglang.process import ServerDied
+from megarl.rollout.sglang.settings import SGLangSettings
 from tests.models import tiny_qwen3, tiny_qwen3_moe
-from tests.rollout.conftest import prepared
-from tests.rollout.engines import find_sglang, make_sglang
+from tests.rollout.engines import ENGINES, EngineEntry, context_of, find_sglang, make_sglang
 from tests.rollout.reference import Reference, checkpoint_weights
 from tests.rollout.test_engine_contract import CLOSE, generate, iterate, make_request, updating
 from tests.rollout.test_sglang_parts import alive
 
 pytestmark = pytest.mark.sglang
 
-LAYERS, EXPERTS = range(3), 8
-
 
 @pytest.fixture
-def engine(engine_of: Callable[[str], Engine], policy: Path) -> Iterator[SGLangEngine]:
-    """The session's managed server, shared with the contract suite."""
-    engine = engine_of("sglang")
-    assert isinstance(engine, SGLangEngine)
-    yield from prepared(engine, policy)  # type: ignore[misc]
+def entry() -> EngineEntry:
+    """The session's managed server is shared with the contract suite."""
+    return next(entry for entry in ENGINES if entry.name == "sglang")
 
 
 def process_group(engine: SGLangEngine) -> list[int]:
@@ -48,13 +44,14 @@ def process_group(engine: SGLangEngine) -> list[int]:
     return [leader, *(child.pid for child in psutil.Process(leader).children(recursive=True))]
 
 
-def attached(engine: SGLangEngine, model: Path, **settings: Any) -> SGLangEngine:
-    """An engine that is given the running server's URL."""
-    return SGLangEngine(
-        SGLangSettings(model_path=model, urls=tuple(engine.urls()), **settings),
-        moe_layers=LAYERS,
-        experts=EXPERTS,
-    )
+def attached(
+    engine: SGLangEngine, model: Path, context: dict[str, Any] | None = None, **settings: Any
+) -> SGLangEngine:
+    """An engine that is given the running server's URL. context: changes of `context_of`; settings: of
+    `SGLangSettings`."""
+    further = {key: settings.pop(key) for key in ("pause_mode", "bucket_bytes") if key in settings}
+    made = context_of(model, Path("/nowhere"), **(context or {}))
+    return SGLangEngine(SGLangSettings(urls=engine.urls(), **settings), made, **further)
 
 
 def test_a_killed_server_is_started_again_with_the_last_weights_and_its_requests_are_retried(
@@ -144,9 +141,9 @@ def test_a_checkpoint_that_sglang_would_fill_with_random_values_is_refused(
     ("settings", "complaint"),
     [
         ({"dtype": "bfloat16"}, "dtype=float32, expected bfloat16"),
-        ({"tp_size": 2, "device": "cuda"}, "tp_size=1, expected 2"),
+        ({"tensor_parallel": 2, "context": {"device": "cuda"}}, "tp_size=1, expected 2"),
         ({"pause_mode": "in_place"}, "disable_radix_cache"),
-        ({"context_length": 100_000}, "context of 100000"),
+        ({"context": {"max_positions": 100_000}}, "context of 100000"),
     ],
 )
 def test_a_given_server_with_other_settings_is_refused(
@@ -157,7 +154,7 @@ def test_a_given_server_with_other_settings_is_refused(
 
 
 def test_a_server_that_dies_at_start_shows_its_last_log_lines(policy: Path, tmp_path: Path) -> None:
-    engine = make_sglang(policy, tmp_path, extra_args=("--no-such-option",))
+    engine = make_sglang(policy, tmp_path, args={"no_such_option": True})
     with pytest.raises(ServerDied, match=r"(?s)sglang\.log.*unrecognized arguments: --no-such-option"):
         engine.start()
     assert engine.health() == "the sglang engine is not started"
@@ -174,14 +171,15 @@ def test_an_engine_that_is_not_started_says_so(policy: Path, tmp_path: Path) -> 
 PARENT = """
 import sys
 from pathlib import Path
-from megarl.rollout.sglang import SGLangEngine, SGLangSettings
-model, python, log = map(Path, sys.argv[1:])
-SGLangEngine(SGLangSettings(model_path=model, python=python, log_file=log)).start()
+from megarl.rollout.sglang.settings import SGLangSettings
+from tests.rollout.engines import context_of
+model, work = map(Path, sys.argv[2:])
+SGLangSettings(python=sys.argv[1]).make(context_of(model, work)).start()
 """
 
 
 def test_killing_megarl_while_a_server_starts_leaves_no_orphan(policy: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PARENT, str(policy), str(find_sglang()), str(tmp_path / "sglang.log")]
+    command = [sys.executable, "-c", PARENT, str(find_sglang()), str(policy), str(tmp_path)]
     parent = psutil.Process(subprocess.Popen(command).pid)
     family: list[int] = []
     deadline = time.monotonic() + 300
@@ -202,15 +200,9 @@ def test_killing_megarl_while_a_server_starts_leaves_no_orphan(policy: Path, tmp
 def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved_and_pauses_in_place(tmp_path: Path) -> None:
     model = tiny_qwen3(tmp_path / "old", tie_word_embeddings=True)
     newer = tiny_qwen3(tmp_path / "new", tie_word_embeddings=True, seed=1)
-    settings = SGLangSettings(
-        model_path=model,
-        python=find_sglang(),
-        log_file=tmp_path / "sglang.log",
-        dtype="bfloat16",
-        pause_mode="in_place",
-        max_running_requests=2,
+    engine = make_sglang(
+        model, tmp_path, {"pause_mode": "in_place"}, dtype="bfloat16", max_running_requests=2
     )
-    engine = SGLangEngine(settings)
     try:
         engine.start()
         assert engine.update_weights(checkpoint_weights(model).items(), 1) == engine.fingerprint()
@@ -235,7 +227,7 @@ def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved_and_pauses_in_
 @pytest.mark.slow
 def test_each_rank_of_a_tensor_parallel_server_is_proved(tmp_path: Path) -> None:
     model = tiny_qwen3_moe(tmp_path / "model", moe_intermediate_size=64)
-    engine = make_sglang(model, tmp_path, tp_size=2)
+    engine = make_sglang(model, tmp_path, tensor_parallel=2)
     try:
         engine.start()
         weights = checkpoint_weights(tiny_qwen3_moe(tmp_path / "new", moe_intermediate_size=64, seed=1))

@@ -5,6 +5,7 @@ outlive us.
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,16 @@ import torch
 from megarl.errors import UserError
 from megarl.records import WeightSpan
 from megarl.rollout.engine import EngineError, GenerateRequest, SamplingParams
-from megarl.rollout.sglang import SGLangEngine, SGLangSettings
 from megarl.rollout.sglang import layout as layouts
-from megarl.rollout.sglang.layout import FusedDigests, FusedLayout, gpu_hash, sha256_hash
+from megarl.rollout.sglang.engine import SGLangEngine
+from megarl.rollout.sglang.launch import server_command
+from megarl.rollout.sglang.layout import FusedDigests, FusedLayout, gpu_hash, parts_of, sha256_hash
 from megarl.rollout.sglang.process import ServerDied, ServerProcess, free_port
+from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.transports import make_buckets
 from megarl.rollout.sglang.wire import RouteFormat, decode_result, encode_request
-from tests.models import tiny_qwen3_moe
+from tests.models import MOE_SHAPE, SHAPE, tiny_qwen3_moe
+from tests.rollout.engines import context_of
 from tests.rollout.reference import checkpoint_weights
 
 # --- the wire ---
@@ -198,8 +203,62 @@ def test_every_tensor_parallel_rank_holds_its_shard(tmp_path: Path) -> None:
     # 264 rows of the vocabulary are padded to 320.
     padded = torch.cat([weights["lm_head.weight"], torch.zeros(320 - 264, 64)])
     assert held["lm_head.weight@tp2"] == sha256_hash(padded[160:240])
-    with pytest.raises(UserError, match="tp_size=4 on a CPU"):
+    with pytest.raises(UserError, match="tensor_parallel=4 on a CPU"):
         FusedLayout.of(tmp_path, tp_size=4, device="cpu")
+
+
+FAMILY_FIELDS = {
+    **SHAPE,
+    **MOE_SHAPE,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "n_routed_experts": 8,
+    "shared_expert_intermediate_size": 32,
+    "attention_bias": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "moe_layer"),
+    [
+        ("Qwen3MoeForCausalLM", ["experts.w13_weight", "experts.w2_weight", "gate.weight"]),
+        (
+            "Qwen2MoeForCausalLM",
+            [
+                "experts.w13_weight",
+                "experts.w2_weight",
+                "gate.weight",
+                "shared_expert.down_proj.weight",
+                "shared_expert.gate_up_proj.weight",
+                "shared_expert_gate.weight",
+            ],
+        ),
+        ("OlmoeForCausalLM", ["experts.w13_weight", "experts.w2_weight", "gate.weight"]),
+        ("LlamaForCausalLM", ["down_proj.weight", "gate_up_proj.weight"]),
+    ],
+)
+def test_a_familys_tensors_fill_each_of_the_servers_parameters_once(
+    architecture: str, moe_layer: list[str]
+) -> None:
+    parts = parts_of({**FAMILY_FIELDS, "architectures": [architecture]}, source="here")
+    numbers: dict[str, list[int]] = {}
+    for part in parts.values():
+        numbers.setdefault(part.name, []).append(part.number)
+    counts = {part.name: part.count for part in parts.values()}
+    assert {name: sorted(taken) for name, taken in numbers.items()} == {
+        name: list(range(count)) for name, count in counts.items()
+    }
+    mlp = "model.layers.1.mlp."
+    assert sorted(name.removeprefix(mlp) for name in counts if name.startswith(mlp)) == moe_layer
+    assert counts["model.layers.2.self_attn.qkv_proj.weight"] == 3
+    if "w13" in moe_layer[0]:  # gate and up of expert 0, gate and up of expert 1, ...
+        up = parts[f"{mlp}experts.5.up_proj.weight"]
+        assert (up.name, up.number, up.count) == (f"{mlp}experts.w13_weight", 11, 16)
+
+
+def test_a_family_whose_layout_is_not_declared_is_refused() -> None:
+    with pytest.raises(UserError, match=r"here: .* how SGLang lays out mixtral.* use the embedded engine"):
+        parts_of({**FAMILY_FIELDS, "architectures": ["MixtralForCausalLM"]}, source="here")
 
 
 def test_buckets_hold_the_stream_in_order_within_their_size() -> None:
@@ -394,26 +453,40 @@ def test_a_server_ends_with_its_supervisor_and_stopping_ends_the_rest(tmp_path: 
 
 def test_a_missing_environment_is_named_with_how_to_build_it(tmp_path: Path) -> None:
     model = tiny_qwen3_moe(tmp_path / "model")
-    engine = SGLangEngine(SGLangSettings(model_path=model, python=tmp_path / "nowhere" / "python"))
-    with pytest.raises(UserError, match=r"nowhere/python.*install_sglang\.sh cpu"):
+    python = str(tmp_path / "nowhere" / "python")
+    engine = SGLangEngine(SGLangSettings(python=python), context_of(model, tmp_path))
+    with pytest.raises(UserError, match=r"nowhere/python.*install_sglang\.sh"):
         engine.start()
 
 
 def test_an_unreachable_url_is_named(tmp_path: Path) -> None:
     model = tiny_qwen3_moe(tmp_path / "model")
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
-    engine = SGLangEngine(SGLangSettings(model_path=model, urls=(url,)))
+    engine = SGLangEngine(SGLangSettings(urls=(url,)), context_of(model, tmp_path))
     with pytest.raises(UserError, match=url):
         engine.start()
     assert engine.health() == "the sglang engine is not started"
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    context = context_of(tiny_qwen3_moe(tmp_path / "model"), tmp_path)
     with pytest.raises(UserError, match=str(tmp_path / "config.json")):
-        SGLangEngine(SGLangSettings(model_path=tmp_path, urls=("http://127.0.0.1:1",)))
+        SGLangEngine(SGLangSettings(), replace(context, model_path=tmp_path))
 
 
-def test_either_an_interpreter_or_urls_must_be_given(tmp_path: Path) -> None:
-    for given in ({}, {"python": Path(sys.executable), "urls": ("http://127.0.0.1:1",)}):
-        with pytest.raises(UserError, match="either"):
-            SGLangSettings(model_path=tmp_path, **given)  # type: ignore[arg-type]
+def test_a_servers_command_line_says_what_the_settings_do(tmp_path: Path) -> None:
+    context = context_of(tiny_qwen3_moe(tmp_path / "model"), tmp_path, dtype=torch.bfloat16, seed=5)
+    settings = SGLangSettings(
+        python=sys.executable, max_running_requests=4, args={"mem_fraction_static": 0.4, "log_requests": True}
+    )
+    words = server_command(settings, context, 2, "in_place")
+    assert words[:3] == [sys.executable, "-m", "sglang_cpu"]
+    pairs = dict(itertools.pairwise(words))
+    expected = {"--dtype": "bfloat16", "--context-length": "520", "--random-seed": "7"}
+    expected |= {"--max-total-tokens": str(4 * 520), "--mem-fraction-static": "0.4"}
+    assert {key: pairs[key] for key in expected} == expected
+    assert {"--enable-return-routed-experts", "--disable-radix-cache", "--log-requests"} <= set(words)
+    assert words[-1] == "--log-requests", "a user's words win over megarl's"
+    there = server_command(settings, replace(context, device="cuda"), 2, "retract")
+    assert there[there.index("--base-gpu-id") + 1] == "2"
+    assert "--max-total-tokens" not in there

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megarl.rollout.filters import WrongWeights
+from megarl.rollout.sync import SyncFailed
 
 from megarl.config.load import load_config
 from megarl.errors import UserError
 from megarl.records import Batch, Group
-from megarl.rollout.staleness import WrongWeights
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
-from megarl.training.engines import SyncFailed
 from megarl.training.minibatches import make_minibatches
 from megarl.training.resolve import resolve
 from megarl.training.run import Run, open_run
@@ -37,7 +37,7 @@ from megarl.training.state import (
     finished_checkpoints,
     load_found,
 )
-from megarl.weights.exchange import stream
+from megarl.weights.exchange import iter_hf_tensors
 from tests.disk import full_disk
 from tests.training.conftest import TINY
 
@@ -78,10 +78,10 @@ def state_of(run: Run, stage: Stage, step: int) -> RunState:
 
 def weights_of(run: Run, stage: Stage) -> dict[str, torch.Tensor]:
     """Of the policy, and of the reference and the critic where there are some."""
-    found = {name: tensor.clone() for name, tensor in stream(run.name_map)}
+    found = {name: tensor.clone() for name, tensor in iter_hf_tensors(run.name_map)}
     if stage.models.reference is not None:
         with stage.models.reference.in_place():
-            found |= {f"reference/{name}": tensor.clone() for name, tensor in stream(run.name_map)}
+            found |= {f"reference/{name}": tensor.clone() for name, tensor in iter_hf_tensors(run.name_map)}
     if stage.models.critic is not None:
         for chunk in stage.models.critic.chunks:
             found |= {f"critic/{name}": tensor.detach().clone() for name, tensor in chunk.named_parameters()}
@@ -272,7 +272,7 @@ def distrust_job(folder: Path) -> dict[str, Any]:
         folder, "algorithm={name: grpo, kl: none, old_logprobs: recompute, routing_replay: engine}"
     )
     stage: RlStage = prepared(run, "rl")
-    engine: Any = run.engine.engine
+    engine: Any = run.engine_handle.engine
     generate, update_weights = engine.generate, engine.update_weights
     before, told = weights_of(run, stage), {}
 

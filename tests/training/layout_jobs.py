@@ -22,7 +22,7 @@ from megarl.training.minibatches import draw_audit, make_minibatches
 from megarl.training.scoring import audit, store_metrics, with_engine_routes
 from megarl.training.stages.stage import AuxiliaryModels
 from megarl.training.update import PolicyUpdate
-from megarl.weights.exchange import stream
+from megarl.weights.exchange import iter_hf_tensors
 from tests.megatron.jobs import BUDGET, build, join, make_samples
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -146,5 +146,5 @@ def updates_job(
             del metrics[-1]["train/micro_batches"]
             if models.reference is not None:
                 models.reference.replace()
-        results[name] = {"metrics": metrics, "weights": {k: t.clone() for k, t in stream(name_map)}}
+        results[name] = {"metrics": metrics, "weights": {k: t.clone() for k, t in iter_hf_tensors(name_map)}}
     return results

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
+from megarl.training.make_model import made_config
 
 from megarl.config.load import make_config
-from megarl.rollout.sglang import SGLangEngine
-from megarl.training.make_engine import engine_maker
+from megarl.rollout.sglang.engine import SGLangEngine
+from megarl.training.engines import engine_context
 from megarl.weights.families import family_of
 
 TORCHRUN = {"WORLD_SIZE": "4", "MASTER_ADDR": "node0"}
@@ -34,7 +34,7 @@ def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
         monkeypatch.setenv(name, value)
     python = tmp_path / "python"
     python.touch(mode=0o755)
-    made = Qwen3MoeConfig(num_hidden_layers=2, architectures=["Qwen3MoeForCausalLM"])
+    made = made_config({"model_type": "qwen3_moe", "num_hidden_layers": 2})
     made.save_pretrained(tmp_path)
     config = make_config(
         {
@@ -45,7 +45,8 @@ def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
     )
     hf = made.to_dict()
     architecture = family_of(hf).architecture(hf)
-    engine = engine_maker(config, tmp_path, tmp_path, architecture, torch.float32)(())
+    context = engine_context(config, architecture, model_path=tmp_path, folder=tmp_path, dtype=torch.float32)
+    engine = config.engine.make(context)
     assert isinstance(engine, SGLangEngine)
     server = engine._process(0)
     assert (server._host, server._address) == (host, address)

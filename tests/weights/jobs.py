@@ -20,7 +20,7 @@ from megarl.megatron.platform import Platform
 from megarl.megatron.policy import OptimizerSettings, Policy
 from megarl.weights.checkpoint_files import CheckpointReader, read_config, write_checkpoint
 from megarl.weights.convert import convert
-from megarl.weights.exchange import load, stream
+from megarl.weights.exchange import iter_hf_tensors, load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import NameMap
 from tests.megatron.jobs import make_samples
@@ -63,7 +63,7 @@ def families_job(
     for name, folder in folders.items():
         policy, name_map = world.policy(folder)
         load(name_map, CheckpointReader(folder))
-        tensors = stream(name_map)
+        tensors = iter_hf_tensors(name_map)
         if world.groups.is_main:
             config = read_config(folder)
             write_checkpoint(
@@ -91,7 +91,8 @@ def _numbers(policy: Policy, name_map: NameMap, groups: Groups) -> dict[str, Any
     gradients = {}
     if groups.replica_count == 1:
         gradients = {
-            n: t.clone() for n, t in stream(name_map, lambda t: getattr(t, "main_grad", torch.zeros_like(t)))
+            n: t.clone()
+            for n, t in iter_hf_tensors(name_map, lambda t: getattr(t, "main_grad", torch.zeros_like(t)))
         }
     everyone = groups.gather_from_replicas(logprobs)
     return {
@@ -149,4 +150,4 @@ def trained_checkpoint_job(folder: Path, written: Path, layout: Mapping[str, Any
         written.mkdir()
     world.groups.barrier()
     save_checkpoint(written, policy)
-    return {name: tensor.clone() for name, tensor in stream(name_map)}
+    return {name: tensor.clone() for name, tensor in iter_hf_tensors(name_map)}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megarl.weights.families import family_of
-from megarl.weights.mapping import expand
+from megarl.weights.families.base import expand
 
 YARN = {
     "beta_fast": 32,

@@ -32,7 +32,7 @@ def length(
     """Return 0 up to `start` units, falling in a straight line to -1 at `end`; also -1 below `least`.
 
     As a shaping part it is weighed like any other. DAPO's soft overlong punishment has this form too, but
-    belongs after the grouping decisions: the training loop adds it (see `megarl.rewards.shaping`).
+    belongs after the grouping decisions: the training loop adds it (see `megarl.rollout.filters`).
     """
     if unit == "tokens":
         if response.tokens is None:

@@ -1,9 +1,5 @@
 """The embedded engine: `transformers` models sampled in this process, for laptops, tests and small policies.
 
-`engine` meets the contract, `batch` decodes many requests at once, `draw` picks tokens, `model` runs the
-network and names its weights as checkpoints do.
+`settings` makes it, `engine` meets the contract, `batch` decodes many requests at once, `draw` picks tokens, `model`
+runs the network and names its weights as checkpoints do.
 """
-
-from megarl.rollout.embedded.engine import EmbeddedEngine
-
-__all__ = ["EmbeddedEngine"]

@@ -22,7 +22,7 @@ from megarl.rollout.embedded.table import Table
 PREFILL_TOKENS = 8192  # of one prefill forward, padding included: bounds its memory
 
 
-class Batch:
+class DecodeBatch:
     """Requests waiting and running on one model. Every method returns between steps; nothing here waits.
 
     running[r] is the job of row r, whose line in the table is lines[r].
@@ -47,7 +47,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what fits, then one token for every running row."""
+        """Admit what fits, then draw one token for every running row."""
         room = self.slots - len(self.running)
         if self.waiting and room >= min(len(self.waiting), max(1, self.slots // 8)):
             self._admit()
@@ -58,12 +58,12 @@ class Batch:
 
     @torch.inference_mode()
     def retract(self) -> None:
-        """Forget keys and values: running rows go back to the head of the queue with what they have."""
+        """Forget keys and values; running rows go back to the head of the queue with what they have."""
         self.waiting.extendleft(reversed(self._leave(list(range(len(self.running))))))
 
     @torch.inference_mode()
     def drop(self, ids: set[str] | None, *, deliver: bool) -> None:
-        """End these requests (None: all) where they stand; deliver: as results with reason 'abort'."""
+        """End these requests (None: all) where they stand. deliver: they become results with reason 'abort'."""
 
         def hit(job: Job) -> bool:
             return ids is None or job.request.request_id in ids
@@ -88,7 +88,7 @@ class Batch:
         self._append(first, self._prefill(first, jobs))
 
     def _prefill(self, first: int, jobs: list[Job]) -> torch.Tensor:
-        """Fill the cache of rows first, first + 1, ...; equal sequences run once. Logits by job"""
+        """Fill the cache of rows first, first + 1, ...; equal sequences run once. Returns logits by job."""
         index: dict[bytes, int] = {}
         member = [index.setdefault(job.tokens.tobytes(), len(index)) for job in jobs]
         unique = [jobs[member.index(u)].tokens for u in range(len(index))]
@@ -108,7 +108,7 @@ class Batch:
         return logits
 
     def _write_routes(self, who: list[tuple[Job, int, int]], routes: torch.Tensor) -> None:
-        """Tokens that have routes by the weights that sampled them keep those."""
+        """Store routes, but keep those that tokens have by the weights that sampled them."""
         table = self._table()
         for job, row, source in who:
             known, n = len(job.routes), len(job.tokens)
@@ -143,7 +143,7 @@ class Batch:
                 job.finish(reason)
 
     def _leave(self, rows: list[int]) -> list[Job]:
-        """Take these rows (ascending) out, their jobs told all they have; the last rows fill the gaps."""
+        """Take these rows (ascending) out and store in their jobs what they have; the last rows fill the gaps."""
         jobs = [self.running[row] for row in rows]
         if not jobs:
             return jobs
@@ -173,7 +173,8 @@ class Batch:
 
 
 def parts(lengths: list[int]) -> list[range]:
-    """Consecutive sequences whose padded forward stays within PREFILL_TOKENS, at least one in each part."""
+    """Split into ranges of consecutive sequences whose padded forward stays within PREFILL_TOKENS, at least one in
+    each part."""
     ranges, start, longest = [], 0, 0
     for i, n in enumerate(lengths):
         longest = max(longest, n)

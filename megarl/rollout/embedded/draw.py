@@ -22,14 +22,14 @@ class Filters:
 
 
 def uniforms(seed: int, count: int) -> np.ndarray:
-    """float64 [count] in [0, 1): number n decides token n of the response. Philox, keyed by the seed."""
+    """Return float64 [count] in [0, 1): number n decides token n of the response. Philox, keyed by the seed."""
     return np.random.Generator(np.random.Philox(key=seed % 2**128)).random(count)
 
 
 def draw(
     logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor, filters: Filters | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row, and its log-probability.
+    """Draw one token for each row, and tell its log-probability.
 
     logits: float32 [rows, vocabulary]. temperature: float32 [rows], 0 = the most probable token.
     uniform: float64 [rows]. filters: None when no row bounds its draw.
@@ -50,7 +50,7 @@ def draw(
 
 
 def keep(probabilities: torch.Tensor, filters: Filters) -> torch.Tensor:
-    """The probabilities with what the filters exclude set to zero, not renormalised: [rows, vocabulary].
+    """Return the probabilities [rows, vocabulary] with what the filters exclude set to zero, not renormalised.
 
     All three look at the same full distribution (SGLang's joint order): the top_k most probable tokens, of
     them the smallest head whose probability reaches top_p, of them those of min_p times the greatest or more.

@@ -24,11 +24,11 @@ import torch
 from transformers import PreTrainedConfig
 
 from megarl.errors import UserError, did_you_mean
-from megarl.rollout.embedded.batch import Batch
+from megarl.rollout.embedded.batch import DecodeBatch
 from megarl.rollout.embedded.job import Job
 from megarl.rollout.embedded.load import load
 from megarl.rollout.embedded.model import HFModel
-from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream
+from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream, check_request
 from megarl.weights.fingerprint import digest
 
 
@@ -52,7 +52,7 @@ class EmbeddedEngine:
         self.source, self.device, self.dtype = model, torch.device(device), dtype
         self.slots = slots
         self._seeds = np.random.default_rng(seed)
-        self._batch: Batch | None = None
+        self._batch: DecodeBatch | None = None
         self._has_weights = not isinstance(model, PreTrainedConfig)
         self._under_way: set[str] = set()
         self._paused = False
@@ -61,12 +61,15 @@ class EmbeddedEngine:
     def weight_version(self) -> int:
         return self._batch.version if self._batch else 0
 
+    def urls(self) -> tuple[str, ...]:
+        return ()
+
     def start(self) -> None:
         if self._batch is None:
-            self._batch = Batch(load(self.source, self.device, self.dtype), self.slots)
+            self._batch = DecodeBatch(load(self.source, self.device, self.dtype), self.slots)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[GenerateResult]:
-        """See `Engine.generate`. Several calls may be under way on one event loop.
+        """Meet `Engine.generate`. Several calls may be under way on one event loop.
 
         Raises UserError for a request that cannot be met, before anything of the call is sampled.
         """
@@ -97,7 +100,7 @@ class EmbeddedEngine:
                 self._under_way -= pending
 
     def update_weights(self, stream: WeightStream, version: int) -> dict[str, str]:
-        """Load whole tensors by checkpoint name. See `Engine.update_weights`.
+        """Load whole tensors by checkpoint name, as `Engine.update_weights` says.
 
         The stream is read to its end and checked before a weight changes, so that an error changes nothing;
         it takes the memory of one more copy of the weights. Tensors are cast to the engine's dtype. Requests
@@ -164,12 +167,12 @@ class EmbeddedEngine:
         self._batch = None
         self._has_weights = not isinstance(self.source, PreTrainedConfig)
 
-    def _started(self) -> Batch:
+    def _started(self) -> DecodeBatch:
         if self._batch is None:
             raise EngineError("the embedded engine is not started")
         return self._batch
 
-    def _ready(self) -> Batch:
+    def _ready(self) -> DecodeBatch:
         batch = self._started()
         if not self._has_weights:
             raise EngineError(f"the embedded engine cannot sample: {self.health()}")
@@ -188,25 +191,11 @@ class EmbeddedEngine:
         )
 
     def _check(self, requests: Sequence[GenerateRequest], model: HFModel) -> None:
+        """Raise UserError for the first request that the model cannot take, or whose id is in use."""
         seen = set(self._under_way)
         for request in requests:
-            who, sampling, n = f"request {request.request_id!r}", request.sampling, len(request.token_ids)
             if request.request_id in seen:
-                raise UserError(f"{who}: another request with this id is under way")
+                raise UserError(f"request {request.request_id!r}: another request with this id is under way")
             seen.add(request.request_id)
-            if not n:
-                raise UserError(f"{who}: the prompt is empty")
-            if sampling.max_new_tokens < 1:
-                raise UserError(f"{who}: max_new_tokens is {sampling.max_new_tokens}, must be at least 1")
-            if n + sampling.max_new_tokens > model.context:
-                raise UserError(
-                    f"{who}: {n} prompt tokens and max_new_tokens {sampling.max_new_tokens} exceed "
-                    f"the model's context of {model.context} tokens"
-                )
-            worst = int(np.max(request.token_ids))
-            if worst >= model.vocabulary or int(np.min(request.token_ids)) < 0:
-                raise UserError(f"{who}: token ids must lie in 0..{model.vocabulary - 1} (the vocabulary)")
-            if sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or not 0 <= sampling.min_p <= 1:
-                raise UserError(f"{who}: temperature must be >= 0, top_p in (0, 1], min_p in [0, 1]")
-            if request.return_routes and not model.route_shape[0]:
-                raise UserError(f"{who}: return_routes on a model without experts")
+            has_routes = bool(model.route_shape[0])
+            check_request(request, context=model.context, vocabulary=model.vocabulary, routes=has_routes)

@@ -38,7 +38,7 @@ class Job:
 
     @property
     def limit(self) -> int:
-        """Tokens, prompt included, at which it must stop."""
+        """The number of tokens, prompt included, at which it must stop."""
         return self.prompt + self.sampling.max_new_tokens
 
     @property
@@ -46,7 +46,7 @@ class Job:
         return self.sampling.top_p < 1 or self.sampling.top_k > 0 or self.sampling.min_p > 0
 
     def close_span(self, version: int) -> None:
-        """The response tokens since the last span were sampled by this version."""
+        """Note that this version sampled the response tokens since the last span."""
         start, end = self.spans[-1].end if self.spans else 0, len(self.logprobs)
         if self.spans and self.spans[-1].version == version:
             start = self.spans.pop().start

@@ -13,7 +13,7 @@ from megarl.rollout.embedded.qwen3 import Qwen3
 
 
 def load(source: Path | str | PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> HFModel:
-    """A folder with its weights, or a configuration (weights are then noise until they are set).
+    """Load a folder with its weights, or a configuration (weights are then noise until they are set).
 
     Raises UserError for a folder without a model, an architecture transformers doesn't know, or one that the
     engine would get wrong.
@@ -35,7 +35,7 @@ def load(source: Path | str | PreTrainedConfig, device: torch.device, dtype: tor
 
 
 def refuse_unsupported(config: PreTrainedConfig) -> None:
-    """The cache holds every token of every layer: a sliding window or linear attention is refused."""
+    """Refuse a sliding window and linear attention: the cache holds every token of every layer."""
     others = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if others:
         raise UserError(

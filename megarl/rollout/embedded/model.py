@@ -38,12 +38,12 @@ class KVCache:
     values: torch.Tensor
 
     def __init__(self, slots: int, longest: int):
-        """slots, longest: what it may grow to. It starts empty and doubles when it must grow."""
+        """Make an empty cache, which doubles when it must grow. slots, longest: what it may grow to."""
         self.slots, self.longest = slots, longest
         self.rows = self.columns = self.used = 0
 
     def write(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """The first columns of these rows (int64 [rows]); keys and values as in `Prefilled`."""
+        """Fill the first columns of these rows (int64 [rows]); keys and values as in `Prefilled`."""
         n = keys.shape[3]
         if not self.rows:
             self.keys, self.values = keys[:, :0, :, :0], values[:, :0, :, :0]
@@ -51,7 +51,7 @@ class KVCache:
         self.keys[:, rows, :, :n], self.values[:, rows, :, :n] = keys, values
 
     def fit(self, rows: int, length: int) -> None:
-        """Have slots 0 .. rows - 1 and columns 0 .. length - 1."""
+        """Make room for slots 0 .. rows - 1 and columns 0 .. length - 1."""
         self.used = max(self.used, length)
         taller = min(self.slots, max(rows, 2 * self.rows)) - self.rows if rows > self.rows else 0
         wider = (
@@ -63,7 +63,7 @@ class KVCache:
             self.rows, self.columns = self.rows + taller, self.columns + wider
 
     def move(self, source: list[int], target: list[int]) -> None:
-        """Rows `source` become rows `target`."""
+        """Make rows `source` the rows `target`."""
         if source:
             for x in (self.keys, self.values):
                 x[:, target, :, : self.used] = x[:, source, :, : self.used]
@@ -130,7 +130,7 @@ class HFModel:
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, kv: KVCache, length: int, routes: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One more token for each of the first rows of `kv`: ids and positions int64 [rows].
+        """Run one more token for each of the first rows of `kv`: ids and positions int64 [rows].
 
         length: the greatest position + 1. Returns logits float32 [rows, vocabulary] and routes int64
         [rows, moe_layers, top_k] if asked.
@@ -159,14 +159,15 @@ class HFModel:
 
 
 def is_experts(module: torch.nn.Module) -> bool:
-    """A layer's experts are one module in transformers, called with (hidden, top_k_index, top_k_weights)."""
+    """Tell whether this module is a layer's experts: one module in transformers, called with (hidden, top_k_index,
+    top_k_weights)."""
     return isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter) and hasattr(
         module, "num_experts"
     )
 
 
 def checkpoint_views(network: Any) -> dict[str, torch.Tensor]:
-    """The network's tensors by checkpoint name, as views of its memory.
+    """Return the network's tensors by checkpoint name, as views of its memory.
 
     transformers fuses the experts of a layer (`experts.gate_up_proj` [experts, 2 * intermediate, hidden],
     `experts.down_proj` [experts, hidden, intermediate]); checkpoints name each one's projections. Tied

@@ -61,7 +61,7 @@ class Qwen3(HFModel):
 
     @staticmethod
     def fits(network: Any) -> bool:
-        """Whether this is a network that the forward below knows, in each detail."""
+        """Tell whether the forward below knows this network in each detail."""
         config = network.config
         return (
             type(network) in (Qwen3ForCausalLM, Qwen3MoeForCausalLM)
@@ -129,7 +129,8 @@ class Qwen3(HFModel):
     def _run(
         self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend, routes: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """ids, positions int64 [tokens]: hidden [tokens, hidden_size], routes [tokens, moe_layers, top_k]."""
+        """Run ids at positions (int64 [tokens]) to hidden [tokens, hidden_size] and routes [tokens, moe_layers,
+        top_k]."""
         tokens, half, rotated = len(ids), self.head_dim // 2, self.heads + self.kv_heads
         turns = self._turn(positions)
         x = F.embedding(ids, self.network.model.embed_tokens.weight)
@@ -153,7 +154,7 @@ class Qwen3(HFModel):
         return x, torch.stack(chosen, 1) if routes and chosen else None
 
     def _add_experts(self, x: torch.Tensor, y: torch.Tensor, layer: Layer) -> torch.Tensor:
-        """x += experts(y), tokens sorted by expert; returns the experts chosen [tokens, top_k]."""
+        """Add the experts of y to x, tokens sorted by expert; return the experts chosen [tokens, top_k]."""
         assert layer.router is not None
         logits = torch.mm(y, layer.router)
         if self.normalize:  # the same as renormalising the top-k of the softmax
@@ -178,7 +179,7 @@ class Qwen3(HFModel):
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
     def _turn(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rotations as complex numbers of modulus 1: [tokens, 1, head_dim / 2]."""
+        """Return rotations as complex numbers of modulus 1, [tokens, 1, head_dim / 2]."""
         longest = int(positions.max()) + 1
         if len(self._turns) < longest:
             every = torch.arange(min(self.context, 2 * longest))
@@ -188,7 +189,7 @@ class Qwen3(HFModel):
 
 
 def lay_in_one(*modules: Any) -> torch.Tensor:
-    """The modules' weights end to end; their parameters become views of the result."""
+    """Lay the modules' weights end to end; their parameters become views of the result."""
     fused = torch.cat([module.weight.detach() for module in modules])
     for module, part in zip(modules, fused.split([len(module.weight) for module in modules]), strict=True):
         module.weight.data = part

@@ -20,7 +20,7 @@ class Table:
     """
 
     def __init__(self, lines: int, jobs: Sequence[Job], device: torch.device):
-        """Wide enough for these jobs; others may be refused by `fits`."""
+        """Make a table wide enough for these jobs; others may be refused by `fits`."""
         self.device, self.width = device, max(job.limit for job in jobs)
         stops = max(len(job.sampling.stop_token_ids) for job in jobs)
         wide, routes = jobs[0].routes.itemsize > 1, jobs[0].routes.shape[1:]

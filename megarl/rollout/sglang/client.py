@@ -46,7 +46,7 @@ class Server:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Counts one more request under way."""
+        """Count one more request under way."""
         with self._counting:
             self.in_flight += 1
         try:
@@ -56,7 +56,7 @@ class Server:
                 self.in_flight -= 1
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST a control request; the answer's JSON, empty if it has none.
+        """POST a control request and return the answer's JSON, empty if it has none.
 
         Raises EngineError with the server's message if it is refused, httpx.TransportError if nobody answers.
         """
@@ -69,13 +69,13 @@ class Server:
         return answer if isinstance(answer, dict) else {}
 
     def info(self) -> dict[str, Any]:
-        """`/server_info`, which also asks every scheduler process and so fails if one of them hangs."""
+        """Return `/server_info`, which also asks every scheduler process and so fails if one of them hangs."""
         response = self._client.get(self.url + "/server_info", timeout=HEALTH_TIMEOUT)
         response.raise_for_status()
         return response.json()
 
     def digests(self, tp_size: int) -> dict[str, str]:
-        """The hash of every parameter, computed now from the memory that samples."""
+        """Return the hash of every parameter, computed now from the memory that samples."""
         answer = self.post("/weights_checker", {"action": "checksum"})
         return {
             digest_key(name, rank["parallelism_info"][0]["tp_rank"], tp_size): digest
@@ -84,7 +84,7 @@ class Server:
         }
 
     def health(self) -> str | None:
-        """None when well, else one line."""
+        """Return None when well, else one line."""
         if self.process and self.process.pid is None:
             return self.process.describe()
         try:
@@ -96,7 +96,7 @@ class Server:
         return None
 
     def await_answer_or_death(self, patience: float) -> bool:
-        """True as soon as it answers, False when its process has ended or does not answer for long.
+        """Return True as soon as it answers, False when its process has ended or does not answer for long.
 
         patience: seconds for a given server, of which nothing else is known.
         """
@@ -131,7 +131,7 @@ class Server:
 
 
 def error_message(response: httpx.Response) -> str:
-    """What the server says about a refused request, in whichever of its shapes."""
+    """Return what the server says about a refused request, in whichever of its shapes."""
     try:
         answer = response.json()
     except ValueError:

@@ -24,44 +24,58 @@ import httpx
 import torch
 
 from megarl.errors import UserError
-from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream
+from megarl.rollout.declaration import EngineContext
+from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream, check_request
 from megarl.rollout.sglang.client import Server
-from megarl.rollout.sglang.layout import FusedLayout, expected_names, read_config
+from megarl.rollout.sglang.launch import dtype_of, log_file, server_command, server_environment
+from megarl.rollout.sglang.layout import FusedLayout, expected_names
 from megarl.rollout.sglang.parallel import at_once
 from megarl.rollout.sglang.process import ServerProcess
 from megarl.rollout.sglang.requests import RequestRunner
 from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.sync import WeightSync
 from megarl.rollout.sglang.transports import BroadcastTransport, HttpTransport, Transport
-from megarl.rollout.sglang.wire import RouteFormat, decode_result
+from megarl.rollout.sglang.wire import PauseMode, RouteFormat, decode_result
 
-__all__ = ["SGLangEngine", "SGLangSettings"]
+MAX_RESTARTS = 3  # of one server, before giving up
 
 
 class SGLangEngine:
     """The engine contract (`megarl.rollout.engine.Engine`) met by SGLang servers.
 
-    moe_layers: indices of the decoder layers that are MoE layers, in model order; empty = a dense model, no routes.
-    experts: experts of a MoE layer.
+    pause_mode: "retract" (waiting requests are prefilled again with the new weights) or "in_place" (they keep keys and
+        values of the old weights; faster, and the policy that samples is then a mixture).
+    bucket_bytes: weights sent at once.
+    keep_weights: hold the last weights in host memory, so that a server started again gets them at once; without,
+        `generate` raises EngineError until the next `update_weights`.
     """
 
-    def __init__(self, settings: SGLangSettings, *, moe_layers: Sequence[int] = (), experts: int = 0) -> None:
-        config = read_config(settings.model_path)
-        dtype = getattr(torch, settings.dtype, None)
-        if not isinstance(dtype, torch.dtype):
-            raise UserError(f"sglang engine: dtype {settings.dtype!r} is not one of torch's")
+    def __init__(
+        self,
+        settings: SGLangSettings,
+        context: EngineContext,
+        *,
+        pause_mode: PauseMode = "retract",
+        bucket_bytes: int = 128 << 20,
+        keep_weights: bool = True,
+    ) -> None:
+        architecture = context.architecture
         self._settings = settings
-        self._dtype = dtype
-        self._layout = FusedLayout.of(settings.model_path, tp_size=settings.tp_size, device=settings.device)
-        self._vocabulary = int(config["vocab_size"])
-        self._context = settings.resolve_context_length()
+        self._context = context
+        self._pause_mode = pause_mode
+        self._bucket_bytes = bucket_bytes
+        self._keep_weights = keep_weights
+        self._address = settings.address or context.address or "127.0.0.1"
+        self._layout = FusedLayout.of(
+            context.model_path, tp_size=settings.tensor_parallel, device=context.device
+        )
         self._routes: RouteFormat | None = None
-        if moe_layers:
+        if architecture.moe_layers:
             self._routes = RouteFormat(
-                layers=int(config["num_hidden_layers"]),
-                moe_layers=tuple(moe_layers),
-                experts=experts,
-                top_k=int(config["num_experts_per_tok"]),
+                layers=architecture.transformer["num_layers"],
+                moe_layers=architecture.moe_layers,
+                experts=architecture.num_experts,
+                top_k=architecture.top_k,
             )
         self._running: _Running | None = None
         self._paused = False
@@ -108,17 +122,11 @@ class SGLangEngine:
     def weight_version(self) -> int:
         return self._running.sync.version if self._running else 0
 
-    @property
-    def context_length(self) -> int:
-        """Most tokens of prompt and response together."""
-        return self._context
-
-    def urls(self) -> list[str]:
-        """Where the servers listen."""
-        return [server.url for server in self._started().servers]
+    def urls(self) -> tuple[str, ...]:
+        return tuple(server.url for server in self._started().servers)
 
     def processes(self) -> list[int]:
-        """The process group of each managed server that runs."""
+        """Return the process group of each managed server that runs."""
         managed = [server.process.pid for server in self._started().servers if server.process]
         return [pid for pid in managed if pid is not None]
 
@@ -128,8 +136,9 @@ class SGLangEngine:
         running = self._started()
         if running.sync.trouble:
             raise EngineError(running.sync.trouble)
+        shape, routes = self._context.architecture, self._routes is not None
         for request in requests:
-            self._check_request(request)
+            check_request(request, context=shape.max_positions, vocabulary=shape.vocab_size, routes=routes)
         async with contextlib.aclosing(running.requests.run(requests)) as results:
             async for result in results:
                 yield result
@@ -138,7 +147,7 @@ class SGLangEngine:
         self._started().requests.abort(request_ids)
 
     def pause(self) -> None:
-        self._control("/pause_generation", {"mode": self._settings.pause_mode})
+        self._control("/pause_generation", {"mode": self._pause_mode})
         self._paused = True
 
     def resume(self) -> None:
@@ -147,13 +156,13 @@ class SGLangEngine:
 
     def flush(self) -> None:
         # A server that pauses in place has no prefix cache, and what runs there keeps its keys and values.
-        if self._settings.pause_mode == "retract":
+        if self._pause_mode == "retract":
             self._control("/flush_cache", {})
 
     # --- weights ---
 
     def update_weights(self, stream: WeightStream, version: int) -> dict[str, str]:
-        """See `Engine.update_weights`. Unless `keep_weights`, the tensors must not change before it returns.
+        """Meet `Engine.update_weights`. Unless `keep_weights`, the tensors must not change before it returns.
 
         A server that dies in the middle is started again and loaded from the kept weights. Raises EngineError
         without these, or if that fails too.
@@ -183,22 +192,23 @@ class SGLangEngine:
         return self._running
 
     def _continue(self) -> dict[str, Any]:
-        return {"torch_empty_cache": self._settings.device == "cuda"}
+        return {"torch_empty_cache": self._context.device == "cuda"}
 
     def _process(self, number: int) -> ServerProcess:
-        settings = self._settings
+        settings, context = self._settings, self._context
+        alone = context.address is None
         return ServerProcess(
-            settings.command(number, routes=self._routes is not None),
-            host=settings.host,
-            address=settings.address if settings.host == "0.0.0.0" else settings.host,
+            server_command(settings, context, number, self._pause_mode),
+            host="127.0.0.1" if alone else "0.0.0.0",
+            address="127.0.0.1" if alone else self._address,
             port=settings.port + number if settings.port else None,
-            log_file=settings.log_file_of(number),
-            environment=settings.server_environment(),
-            start_timeout=settings.start_timeout,
+            log_file=log_file(context.folder, number),
+            environment=server_environment(settings, context),
+            start_timeout=settings.start_timeout_s,
         )
 
     def _decode(self, request: GenerateRequest, answer: dict[str, Any]) -> GenerateResult:
-        return decode_result(request, answer, self._routes, self._settings.pause_mode)
+        return decode_result(request, answer, self._routes, self._pause_mode)
 
     def _start_server(self, server: Server, *arguments: str) -> None:
         server.start(*arguments)
@@ -207,58 +217,38 @@ class SGLangEngine:
             server.post("/update_weight_version", {"new_version": "0", "abort_all_requests": False})
 
     def _check(self, server: Server) -> None:
-        """Raises UserError unless the server is what the settings say and holds what the checkpoint gives."""
-        settings, info, where = self._settings, server.info(), f"SGLang server at {server.url}"
+        """Raise UserError unless the server is what the settings say and holds what the checkpoint gives."""
+        context, info, where = self._context, server.info(), f"SGLang server at {server.url}"
         wanted: dict[str, Any] = {
-            "tp_size": settings.tp_size,
-            "device": settings.device,
-            "dtype": settings.dtype,
+            "tp_size": self._settings.tensor_parallel,
+            "device": context.device,
+            "dtype": dtype_of(self._settings, context),
             "dp_size": 1,
             "pp_size": 1,
             "ep_size": 1,
         }
         if self._routes:
             wanted["enable_return_routed_experts"] = True
-        if settings.pause_mode == "in_place":
+        if self._pause_mode == "in_place":
             wanted["disable_radix_cache"] = True
         for key, value in wanted.items():
             if info.get(key) != value:
                 raise UserError(f"{where} runs with {key}={info.get(key)}, expected {value}")
-        if info["max_req_input_len"] < self._context:
+        length = context.architecture.max_positions
+        if info["max_req_input_len"] < length:
             raise UserError(
-                f"{where} holds {info['max_req_input_len']} tokens of one request, fewer than the context of "
-                f"{self._context}: raise max_total_tokens, or lower context_length"
+                f"{where} holds {info['max_req_input_len']} tokens of one request, fewer than the model's context of "
+                f"{length}: raise engine.max_total_tokens, or start it with a longer context"
             )
-        expected = expected_names(settings.model_path, self._layout)
+        expected = expected_names(context.model_path, self._layout)
         held = server.digests(self._layout.tp_size).keys()
         if expected and expected != held:
             raise UserError(
-                f"{where} doesn't hold what {settings.model_path} gives: it would sample with random "
+                f"{where} doesn't hold what {context.model_path} gives: it would sample with random "
                 f"values for {sorted(held - expected) or 'nothing'} and without "
                 f"{sorted(expected - held) or 'nothing'}. SGLang doesn't support every variant of an "
                 f"architecture (of Qwen3-MoE: neither dense layers nor tied embeddings)"
             )
-
-    def _check_request(self, request: GenerateRequest) -> None:
-        """Raises UserError, naming it, for a request that the model cannot take."""
-        name, ids, limit = (
-            f"request {request.request_id!r}",
-            request.token_ids,
-            request.sampling.max_new_tokens,
-        )
-        if len(ids) == 0:
-            raise UserError(f"{name}: the prompt is empty")
-        if limit < 1:
-            raise UserError(f"{name}: max_new_tokens is {limit}, must be at least 1")
-        if len(ids) + limit > self._context:
-            raise UserError(
-                f"{name}: {len(ids)} prompt tokens and max_new_tokens={limit} exceed the context of "
-                f"{self._context}: shorten or filter prompts, lower max_new_tokens, or raise context_length"
-            )
-        if ids.min() < 0 or ids.max() >= self._vocabulary:
-            raise UserError(f"{name}: token ids must lie in 0..{self._vocabulary - 1} (the vocabulary)")
-        if request.return_routes and self._routes is None:
-            raise UserError(f"{name}: routes were asked of a model without MoE layers")
 
     def _control(self, path: str, body: dict[str, Any]) -> None:
         """POST to all servers at once; one that died is started again first."""
@@ -276,18 +266,18 @@ class SGLangEngine:
             raise EngineError(f"SGLang: {path} failed: {error!r}") from error
 
     def _recover(self, server: Server) -> None:
-        """For a server that did not answer: returns when asking it again makes sense, raises if it does not.
+        """Return when asking a server again that did not answer makes sense; raise if it does not.
 
         A managed one that ended is started again with the last weights, paused if the engine is. A given one may
         be started again by whoever manages it.
         """
         with server.lock:
-            if server.await_answer_or_death(self._settings.start_timeout):
+            if server.await_answer_or_death(self._settings.start_timeout_s):
                 return
             if server.process is None:
                 raise EngineError(f"SGLang server at {server.url} is gone")
             running = self._started()
-            if server.restarts >= self._settings.max_restarts:
+            if server.restarts >= MAX_RESTARTS:
                 raise EngineError(
                     f"{server.process.describe()}, after {server.restarts} restarts; its last lines:\n"
                     f"{server.process.log_tail()}"
@@ -299,35 +289,32 @@ class SGLangEngine:
             self._start_server(server, *(["--weight-version", "none"] if running.sync.version else []))
             running.sync.reload([server])
             if self._paused:
-                server.post("/pause_generation", {"mode": self._settings.pause_mode})
+                server.post("/pause_generation", {"mode": self._pause_mode})
 
 
 class _Running:
     """What exists between `start` and `close`."""
 
     def __init__(self, servers: list[Server], engine: SGLangEngine) -> None:
-        settings = engine._settings
+        settings, context = engine._settings, engine._context
         self.servers = servers
-        transport: Transport = HttpTransport(settings.tp_size)
+        transport: Transport = HttpTransport(settings.tensor_parallel)
         if settings.transport == "broadcast":
-            backend = "gloo" if settings.device == "cpu" else "nccl"
-            transport = BroadcastTransport(settings.tp_size, backend=backend, address=settings.address)
+            backend = "gloo" if context.device == "cpu" else "nccl"
+            transport = BroadcastTransport(settings.tensor_parallel, backend=backend, address=engine._address)
         self.sync = WeightSync(
             transport,
             engine._layout,
-            dtype=engine._dtype,
-            device=settings.device,
-            bucket_bytes=settings.bucket_bytes,
-            keep=settings.keep_weights,
-            flush=settings.pause_mode == "retract",
+            dtype=getattr(torch, dtype_of(settings, context)),
+            device=context.device,
+            bucket_bytes=engine._bucket_bytes,
+            keep=engine._keep_weights,
+            flush=engine._pause_mode == "retract",
         )
         self.requests = RequestRunner(
             servers,
             engine._decode,
             engine._recover,
             concurrency=2 * settings.max_running_requests * len(servers),
-            retries=settings.retries,
-            backoff=settings.backoff,
-            timeout=settings.request_timeout,
-            patience=settings.start_timeout,
+            patience=settings.start_timeout_s,
         )

@@ -13,7 +13,7 @@ MOST_THREADS = 16
 
 
 def at_once(action: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """`action` of every item, in threads of its own call; waits for all, then raises the first failure.
+    """Do `action` to every item, in threads of this call; wait for all, then raise the first failure.
 
     Threads are not shared between calls, so that one call may be made from within another.
     """

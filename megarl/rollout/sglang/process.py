@@ -75,7 +75,7 @@ class ServerProcess:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether it has ended, or does so in this time."""
+        """Tell whether it has ended, or does so in this time."""
         deadline = time.monotonic() + seconds
         while self.pid is not None:
             if time.monotonic() >= deadline:
@@ -122,7 +122,7 @@ class ServerProcess:
             process.wait()
 
     def describe(self) -> str:
-        """One line about a process that no longer runs."""
+        """Say in one line how a process that no longer runs has ended."""
         code = self._process.poll() if self._process else None
         if code is None:
             how = "was stopped"
@@ -133,7 +133,7 @@ class ServerProcess:
         return f"SGLang server at {self.url} {how} (log: {self.log_file})"
 
     def log_tail(self, lines: int = LOG_LINES_SHOWN) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         try:
             with self.log_file.open("rb") as log:
                 log.seek(max(0, self.log_file.stat().st_size - 65536))
@@ -197,8 +197,8 @@ class ServerProcess:
 
 
 def free_port(host: str) -> int:
-    """A port nobody listens on now, and that the system gives to nobody who asks for any: a server takes seconds to
-    open it, and asks for others of its own meanwhile."""
+    """Return a port nobody listens on now, and that the system gives to nobody who asks for any: a server takes
+    seconds to open it, and asks for others of its own meanwhile."""
     draw = random.SystemRandom()
     for _ in range(100):
         if _is_free(host, port := draw.randrange(*SERVER_PORTS)):

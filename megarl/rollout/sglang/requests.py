@@ -21,6 +21,9 @@ from megarl.rollout.sglang.wire import UnknownWeights, encode_request, nothing_s
 KEEP_ALIVE = 2.0  # seconds a connection may be idle; the server closes it after 5
 ABORT_INTERVAL = 0.2  # seconds between two attempts to abort a request
 RELOAD_INTERVAL = 1.0  # seconds between two looks whether a restarted server has its weights
+TIMEOUT = 3600.0  # seconds for one response
+RETRIES = 3  # of a request whose connection broke
+BACKOFF = 0.5  # seconds before the first retry, twice that before the second, ...
 
 Decode = Callable[[GenerateRequest, dict[str, Any]], GenerateResult]
 
@@ -44,9 +47,8 @@ class RequestRunner:
     """Sends requests to the least busy of `servers`.
 
     decode: makes a result of an answer. recover: called (in a thread) with a server that did not answer;
-    returns when a retry makes sense, raises if not. concurrency: requests sent at once by one `run`. retries:
-    of a request whose connection broke, after pauses of `backoff` seconds, twice that, ... timeout: seconds for
-    one answer. patience: seconds that a restarted server may take to get its weights.
+    returns when a retry makes sense, raises if not. concurrency: requests sent at once by one `run`.
+    patience: seconds that a restarted server may take to get its weights.
     """
 
     def __init__(
@@ -56,28 +58,22 @@ class RequestRunner:
         recover: Callable[[Server], None],
         *,
         concurrency: int,
-        retries: int,
-        backoff: float,
-        timeout: float,
         patience: float,
     ) -> None:
         self._servers = servers
         self._decode = decode
         self._recover = recover
         self._concurrency = concurrency
-        self._retries = retries
-        self._backoff = backoff
-        self._timeout = timeout
         self._patience = patience
         self._flights: dict[str, Flight] = {}
         self._lock = threading.Lock()
 
     async def run(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[GenerateResult]:
-        """Results in order of completion. Raises UserError for a repeated id or a request that SGLang refuses."""
+        """Yield results in order of completion. Raises UserError for a repeated id or a request that SGLang refuses."""
         flights = self._register(requests)
         gate = asyncio.Semaphore(self._concurrency)
         async with httpx.AsyncClient(
-            timeout=httpx.Timeout(self._timeout, connect=30.0, pool=None),
+            timeout=httpx.Timeout(TIMEOUT, connect=30.0, pool=None),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE),
             trust_env=False,
         ) as client:
@@ -94,7 +90,7 @@ class RequestRunner:
                 await asyncio.to_thread(at_once, _abort_now, left)
 
     def abort(self, request_ids: Sequence[str] | None) -> None:
-        """End these requests (None: all). From any thread. What is called next finds the servers told."""
+        """End these requests (None: all), from any thread. The servers know it when this returns."""
         with self._lock:
             ids = list(self._flights) if request_ids is None else request_ids
             flights = [self._flights[i] for i in ids if i in self._flights]
@@ -137,12 +133,12 @@ class RequestRunner:
                 except (httpx.HTTPStatusError, httpx.TransportError) as error:
                     assert flight.server is not None
                     failures += 1
-                    if failures > self._retries:
+                    if failures > RETRIES:
                         raise EngineError(
                             f"{flight.name}: SGLang server at {flight.server.url} failed {failures} times: {error!r}"
                         ) from error
                     await asyncio.to_thread(self._recover, flight.server)
-                    await asyncio.sleep(self._backoff * 2 ** (failures - 1))
+                    await asyncio.sleep(BACKOFF * 2 ** (failures - 1))
                 else:
                     self._forget([flight])
                     return result

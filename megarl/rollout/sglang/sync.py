@@ -51,7 +51,7 @@ class WeightSync:
     def update(
         self, servers: Sequence[Server], stream: WeightStream, version: int
     ) -> tuple[dict[str, str], Exception | None]:
-        """Load the stream into all servers; its digests, and what went wrong on the way to the servers.
+        """Load the stream into all servers; return its digests, and what went wrong on the way to the servers.
 
         The stream is read to its end whatever becomes of the servers: other ranks may take part in making it.
         """

@@ -51,7 +51,7 @@ class Transport(Protocol):
 
 
 def make_buckets(stream: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iterator[Bucket]:
-    """Consecutive tensors, in buckets of at most `most_bytes` (a larger tensor is alone in its bucket)."""
+    """Yield consecutive tensors in buckets of at most `most_bytes` (a larger tensor is alone in its bucket)."""
     bucket: Bucket = []
     size = 0
     for name, tensor in stream:
@@ -135,7 +135,7 @@ class BroadcastTransport:
         self._group_name = f"megarl_weights_{port}"
         self._members = list(servers)
         world = 1 + len(servers) * self._tp_size
-        place = {
+        rendezvous = {
             "master_address": self._address,
             "master_port": port,
             "world_size": world,
@@ -143,7 +143,7 @@ class BroadcastTransport:
             "backend": self._backend,
         }
         bodies = [
-            (server, {**place, "rank_offset": 1 + n * self._tp_size}) for n, server in enumerate(servers)
+            (server, {**rendezvous, "rank_offset": 1 + n * self._tp_size}) for n, server in enumerate(servers)
         ]
         timeout = timedelta(seconds=self._timeout)
         self._group = self._while_posting(
@@ -187,7 +187,7 @@ class BroadcastTransport:
 def make_group(
     name: str, backend: str, address: str, port: int, world: int, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """A process group beside torch's default one, in which this process is rank 0 and hosts the store.
+    """Make a process group beside torch's default one, in which this process is rank 0 and hosts the store.
 
     SGLang joins it by `sglang.srt.utils.common.init_custom_process_group`, which calls the same torch helper
     with the same prefixes; torch has no public way to make a group of processes that share no default group.

@@ -42,7 +42,7 @@ class RouteFormat:
 
 
 def encode_request(request: GenerateRequest, rid: str) -> dict[str, Any]:
-    """The body of `POST /generate`. Everything is said, so that no default of the checkpoint's applies."""
+    """Make the body of `POST /generate`. Everything is said, so that no default of the checkpoint's applies."""
     sampling = request.sampling
     return {
         "rid": rid,
@@ -67,7 +67,7 @@ def encode_request(request: GenerateRequest, rid: str) -> dict[str, Any]:
 def decode_result(
     request: GenerateRequest, answer: Mapping[str, Any], routes: RouteFormat | None, pause_mode: PauseMode
 ) -> GenerateResult:
-    """The answer of `/generate`. Raises EngineError, naming the request, for one that contradicts itself."""
+    """Read the answer of `/generate`. Raises EngineError, naming the request, for one that contradicts itself."""
     meta = answer["meta_info"]
     name = f"request {request.request_id!r}"
     finish = finish_reason(meta["finish_reason"], name)
@@ -94,13 +94,13 @@ def decode_result(
 
 
 def nothing_sampled(request: GenerateRequest) -> GenerateResult:
-    """The result of a request that was aborted before it had a token."""
+    """Make the result of a request that was aborted before it had a token."""
     none = np.zeros(0, dtype=np.int32)
     return GenerateResult(request.request_id, none, none.astype(np.float32), "abort", ())
 
 
 def finish_reason(reason: Mapping[str, Any] | None, name: str) -> FinishReason:
-    """`stop`, `length` or `abort`. An abort with an error code is SGLang's way to report a failure."""
+    """Return `stop`, `length` or `abort`. An abort with an error code is SGLang's way to report a failure."""
     kind = reason and reason.get("type")
     if kind == "abort" and reason and reason.get("status_code"):
         raise EngineError(f"{name}: SGLang gave up: {reason.get('message')}")
@@ -110,7 +110,7 @@ def finish_reason(reason: Mapping[str, Any] | None, name: str) -> FinishReason:
 
 
 def decode_spans(meta: Mapping[str, Any], tokens: int, name: str) -> tuple[WeightSpan, ...]:
-    """Contiguous spans of weight versions that cover `tokens` response tokens.
+    """Read contiguous spans of weight versions that cover `tokens` response tokens.
 
     Raises UnknownWeights for a version that is not one of megarl's numbers.
     """
@@ -138,7 +138,7 @@ def decode_routes(
     spans: tuple[WeightSpan, ...],
     pause_mode: PauseMode,
 ) -> RouteTrace:
-    """The route trace, [prompt + response - 1, moe_layers, top_k], dense layers dropped.
+    """Read the route trace, [prompt + response - 1, moe_layers, top_k], dense layers dropped.
 
     A request that was retracted (by a pause in mode `retract`, or for lack of memory) ran all its tokens
     again when it went on. Its rows then all come from the last weights, which the trace says in its spans.

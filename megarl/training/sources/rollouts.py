@@ -128,7 +128,7 @@ class Rollouts:
                     decode=self.tokenizer.decode,
                     seed=settings.seed,
                     step=step,
-                    place=offset,
+                    draw_offset=offset,
                     return_routes=self.routes is not None,
                     greedy=settings.greedy,
                     on_response=bar.advance,

@@ -21,6 +21,7 @@ from megarl.training.scoring import audit, store_metrics, with_engine_routes
 from megarl.training.sources.rollouts import Rollouts, RolloutSettings
 from megarl.training.stages.stage import AuxiliaryModels, Stage
 from megarl.training.update import PolicyUpdate
+from megarl.weights.exchange import iter_hf_tensors
 from megarl.weights.mapping import NameMap
 
 
@@ -69,9 +70,8 @@ class RlStage(Stage):
                 metrics |= store_metrics(self.source.routes, self.policy)
                 self.source.release()
         with self.clock.phase("sync"):
-            metrics |= sync_weights(
-                self.engine, self.name_map, self.policy.groups, version=policy_version + 1
-            )
+            tensors = iter_hf_tensors(self.name_map)
+            metrics |= sync_weights(self.engine, tensors, self.policy.groups, version=policy_version + 1)
         replace_every = self.config.rl.reference.replace_every
         if self.models.reference is not None and replace_every and step % replace_every == 0:
             self.models.reference.replace()
@@ -140,7 +140,7 @@ def open_stage(run: Run, plan: StagePlan) -> RlStage:
     )
     writer = SampleWriter(run.plan.folder, every=config.log.samples_every, enabled=run.groups.is_main)
     source = Rollouts(
-        settings, run.prompt_stream, run.engine, run.scorer, run.tokenizer, run.policy, writer, run.clock
+        settings, run.prompt_stream, run.engine_handle, run.scorer, run.tokenizer, run.policy, writer, run.clock
     )
     update = PolicyUpdate(
         run.policy,
@@ -150,4 +150,4 @@ def open_stage(run: Run, plan: StagePlan) -> RlStage:
         temperature=config.sampling.temperature,
         max_new_tokens=config.sampling.max_new_tokens,
     )
-    return RlStage(plan, config, update, source, run.engine, run.name_map, run.clock)
+    return RlStage(plan, config, update, source, run.engine_handle, run.name_map, run.clock)

@@ -31,7 +31,7 @@ __all__ = ["FAMILIES", "Entry", "Family", "family_of"]
 
 
 def family_of(config: Mapping[str, Any], *, source: str = "config.json") -> Family:
-    """The family of an HF config. Raises UserError that names the architecture and lists the known ones."""
+    """Return the family of an HF config. Raises UserError that names the architecture and lists the known ones."""
     names = config.get("architectures") or []
     known = {name: family for family in FAMILIES for name in family.architectures}
     for name in names:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from megarl.errors import UserError
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.checkpoint_files import MULTI_TOKEN_PREDICTION
 from megarl.weights.transforms import Copy, FuseGateUp, FuseQKV, PadVocabulary
 
@@ -22,12 +22,15 @@ class Entry:
 
     megatron: canonical name, `{layer}` and `{expert}` global numbers; hf: the HF checkpoint names fused into it.
     where: "model" (once), "layer" (each), "dense" or "moe" (each such layer), "expert" (each expert of those).
+    sglang: the parameter in which SGLang holds these tensors end to end, in the order of `hf`, those of an expert
+    after those of the expert before; None = each by its HF name. Tensor parallelism splits them as `transform` does.
     """
 
     megatron: str
     hf: tuple[str, ...]
     transform: Copy = WHOLE
     where: str = "model"
+    sglang: str | None = None
 
     @property
     def is_expert(self) -> bool:
@@ -42,32 +45,69 @@ def nothing_ignored(config: Mapping[str, Any]) -> tuple[str, ...]:
 class Family:
     """architectures: names in an HF config's `architectures`. architecture: HF config -> Architecture, raising
     UserError on a setting megarl cannot honour. entries: the name map for a config. ignored: prefixes of checkpoint
-    tensors that training leaves out on purpose."""
+    tensors that training leaves out on purpose. sglang: whether the entries say how SGLang lays the family out."""
 
     name: str
     architectures: tuple[str, ...]
     architecture: Callable[[Mapping[str, Any]], Architecture]
     entries: Callable[[Mapping[str, Any], Architecture], tuple[Entry, ...]]
     ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing_ignored
+    sglang: bool = False
+
+
+@dataclass(frozen=True)
+class Item:
+    """One Megatron tensor of the whole model: its canonical name (global layer and expert numbers), the HF tensors
+    fused into it, and how they relate. expert: its number, None outside the experts. sglang: as in `Entry`."""
+
+    name: str
+    hf: tuple[str, ...]
+    transform: Copy
+    expert: int | None = None
+    sglang: str | None = None
+
+
+def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
+    """Yield every tensor of the model, in checkpoint order."""
+    layers, moe = arch.transformer["num_layers"], set(arch.moe_layers)
+    wanted = {"layer": lambda n: True, "dense": lambda n: n not in moe, "moe": lambda n: n in moe}
+    wanted["expert"] = wanted["moe"]
+
+    def item(entry: Entry, layer: int | None = None, expert: int | None = None) -> Item:
+        def fill(name: str) -> str:
+            return name.format(layer=layer, expert=expert)
+
+        fused = None if entry.sglang is None else fill(entry.sglang)
+        return Item(fill(entry.megatron), tuple(map(fill, entry.hf)), entry.transform, expert, fused)
+
+    in_layers = [e for e in entries if e.where != "model"]
+    first = next((n for n, e in enumerate(entries) if e.where != "model"), len(entries))
+    yield from (item(e) for e in entries[:first])
+    for layer in range(layers):
+        for entry in in_layers:
+            if wanted[entry.where](layer):
+                experts = range(arch.num_experts) if entry.is_expert else [None]
+                yield from (item(entry, layer, expert) for expert in experts)
+    yield from (item(e) for e in entries[first:] if e.where == "model")
 
 
 # -- What a config asks for ----------------------------------------------------------------------------------------
 
 
 def refuse(key: str, value: Any, why: str) -> UserError:
-    """The error for a config key that megarl cannot honour."""
+    """Make the error for a config key that megarl cannot honour."""
     return UserError(f"config.json: {key}: {value!r} is not supported; {why}")
 
 
 def require(config: Mapping[str, Any], why: str, **wanted: Any) -> None:
-    """Each key is absent, null or as wanted. Raises UserError that names the first that is not."""
+    """Check that each key is absent, null or as wanted. Raises UserError that names the first that is not."""
     for key, value in wanted.items():
         if config.get(key) is not None and config[key] != value:
             raise refuse(key, config[key], f"only {value!r} ({why})")
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """What no family here honours: quantized weights, another activation, sliding windows that ever apply."""
+    """Refuse what no family here honours: quantized weights, another activation, sliding windows that ever apply."""
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise refuse("quantization_config", method, "convert the checkpoint to bfloat16 first")
@@ -92,7 +132,7 @@ class Rope:
 
 
 def rope_of(config: Mapping[str, Any], *kinds: str, percent: float = 1.0) -> Rope:
-    """The rotary settings, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+    """Read the rotary settings, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
 
     kinds: those that the family honours beside "default"; another raises UserError.
     """
@@ -107,7 +147,7 @@ def rope_of(config: Mapping[str, Any], *kinds: str, percent: float = 1.0) -> Rop
 
 
 def llama3_scaling(rope: Rope) -> float | None:
-    """The factor of Llama 3's frequency scaling, None without. megatron-core has its other numbers built in."""
+    """Return the factor of Llama 3's frequency scaling, None without. megatron-core has its other numbers built in."""
     if rope.kind != "llama3":
         return None
     built_in = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -118,13 +158,13 @@ def llama3_scaling(rope: Rope) -> float | None:
 
 
 def leading_dense(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """MoE layers when `first_k_dense_replace` layers before them are dense."""
+    """Return the MoE layers when `first_k_dense_replace` layers before them are dense."""
     require(config, "every later layer is a Mixture of Experts", moe_layer_freq=1)
     return tuple(range(int(config.get("first_k_dense_replace") or 0), config["num_hidden_layers"]))
 
 
 def decoder_settings(config: Mapping[str, Any], moe_layers: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The TransformerConfig fields that every family reads from the same keys."""
+    """Return the TransformerConfig fields that every family reads from the same keys."""
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     fields: dict[str, Any] = {
         "num_layers": layers,
@@ -142,8 +182,8 @@ def decoder_settings(config: Mapping[str, Any], moe_layers: tuple[int, ...] = ()
 
 
 def softmax_router(config: Mapping[str, Any], *, normalised: bool) -> dict[str, Any]:
-    """Softmax over all experts, then top-k. normalised: the chosen gates are scaled to sum to 1, which is the
-    softmax over the chosen logits alone."""
+    """Return the fields of a router that takes a softmax over all experts, then the top-k. normalised: the chosen
+    gates are scaled to sum to 1, which is the softmax over the chosen logits alone."""
     if normalised and config["num_experts_per_tok"] == 1:
         raise refuse("num_experts_per_tok", 1, "its normalised gate is always 1; the router would not learn")
     return {"moe_router_pre_softmax": not normalised}
@@ -171,7 +211,7 @@ class _BestOfGroup(int):
 
 
 def group_limit(config: Mapping[str, Any], *, best: int) -> dict[str, Any]:
-    """Group-limited routing, where a config has it. best: how many of a group's scores rank it."""
+    """Return the fields of group-limited routing, where a config has it. best: how many of a group's scores rank it."""
     groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
     if groups == 1 or groups == chosen:
         return {}
@@ -179,7 +219,8 @@ def group_limit(config: Mapping[str, Any], *, best: int) -> dict[str, Any]:
 
 
 def sigmoid_router(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sigmoid scores, a selection bias for each expert that training leaves as it is, gates that sum to a factor."""
+    """Return the fields of a router with sigmoid scores, a selection bias for each expert that training leaves as it
+    is, and gates that sum to a factor."""
     require(config, "a sigmoid router", scoring_func="sigmoid", topk_method="noaux_tc")
     if not config.get("norm_topk_prob", True):
         raise refuse("norm_topk_prob", False, "megatron-core normalises sigmoid gates")
@@ -195,7 +236,7 @@ def sigmoid_router(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_and_routed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of routed and shared experts by DeepSeek's keys."""
+    """Return the sizes of routed and shared experts by DeepSeek's keys."""
     size, shared = config["moe_intermediate_size"], config.get("n_shared_experts") or 0
     fields = {"num_moe_experts": some_experts(config), "moe_ffn_hidden_size": size}
     return {**fields, "moe_shared_expert_intermediate_size": size * shared} if shared else fields
@@ -205,19 +246,21 @@ EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 
 def experts_of(config: Mapping[str, Any]) -> int:
-    """Published checkpoints say `num_experts` or `n_routed_experts`; transformers 5 saves `num_local_experts`."""
+    """Return the number of experts: published checkpoints say `num_experts` or `n_routed_experts`, transformers 5 saves
+    `num_local_experts`."""
     return int(next((config[key] for key in EXPERTS if config.get(key)), 0))
 
 
 def some_experts(config: Mapping[str, Any]) -> int:
-    """`experts_of`, where every model of the family has some."""
+    """Return `experts_of` where every model of the family has some."""
     if not (experts := experts_of(config)):
         raise UserError(f"config.json: says no number of experts ({', '.join(EXPERTS)})")
     return experts
 
 
 def multi_token_prediction(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The extra layers of multi-token prediction, stored behind the decoder's: they are not trained."""
+    """Return the prefixes of the extra layers of multi-token prediction, which are stored behind the decoder's and not
+    trained."""
     extra = max(int(config.get(key) or 0) for key in MULTI_TOKEN_PREDICTION)
     first = config["num_hidden_layers"]
     return tuple(f"model.layers.{n}." for n in range(first, first + extra))
@@ -227,7 +270,7 @@ def multi_token_prediction(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def name_map(arch: Architecture, *parts: Iterable[Entry]) -> tuple[Entry, ...]:
-    """A whole table: embedding, the layers' `parts` between their two norms, final norm, LM head."""
+    """Make a whole table: embedding, the layers' `parts` between their two norms, final norm, LM head."""
     vocabulary = PadVocabulary(vocab_size=arch.vocab_size)
     embedding, head = "embedding.word_embeddings.weight", "output_layer.weight"
     table = [
@@ -242,13 +285,16 @@ def name_map(arch: Architecture, *parts: Iterable[Entry]) -> tuple[Entry, ...]:
     return tuple(table)
 
 
-def layer(megatron: str, *hf: str, transform: Copy = WHOLE, where: str = "layer") -> Entry:
-    """A row inside a layer, by its names there."""
-    return Entry(MEGATRON_LAYER + megatron, tuple(HF_LAYER + name for name in hf), transform, where)
+def layer(
+    megatron: str, *hf: str, transform: Copy = WHOLE, where: str = "layer", sglang: str | None = None
+) -> Entry:
+    """Make a row inside a layer, from its names there."""
+    fused = sglang and HF_LAYER + sglang
+    return Entry(MEGATRON_LAYER + megatron, tuple(HF_LAYER + name for name in hf), transform, where, fused)
 
 
 def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) -> list[Entry]:
-    """Grouped-query attention. bias: of q, k, v. norms: q and k are normed."""
+    """Make the rows of grouped-query attention. bias: q, k and v have one. norms: q and k are normed."""
     shape = arch.transformer
     qkv = FuseQKV(
         groups=shape["num_query_groups"], heads=shape["num_attention_heads"], head_dim=shape["kv_channels"]
@@ -256,7 +302,8 @@ def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) ->
 
     def fused(what: str) -> Entry:
         names = [f"self_attn.{x}_proj.{what}" for x in "qkv"]
-        return layer(f"self_attention.linear_qkv.{what}", *names, transform=qkv)
+        sglang = f"self_attn.qkv_proj.{what}"
+        return layer(f"self_attention.linear_qkv.{what}", *names, transform=qkv, sglang=sglang)
 
     table = [fused("weight")]
     if bias:
@@ -269,11 +316,14 @@ def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) ->
 def gated_mlp(
     megatron: str, hf: str, where: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 ) -> list[Entry]:
-    """SwiGLU below `megatron` and `hf`. names: HF's for gate, up, down."""
+    """Make the rows of a SwiGLU below `megatron` and `hf`. names: HF's for gate, up, down."""
     gate, up, down = (f"{hf}.{name}.weight" for name in names)
+    first, second = f"{hf}.gate_up_proj.weight", None
+    if where == "expert":  # SGLang holds all experts of a layer in one parameter
+        first, second = hf.format(expert="w13_weight"), hf.format(expert="w2_weight")
     return [
-        layer(f"{megatron}.linear_fc1.weight", gate, up, transform=FuseGateUp(), where=where),
-        layer(f"{megatron}.linear_fc2.weight", down, transform=Copy(1), where=where),
+        layer(f"{megatron}.linear_fc1.weight", gate, up, transform=FuseGateUp(), where=where, sglang=first),
+        layer(f"{megatron}.linear_fc2.weight", down, transform=Copy(1), where=where, sglang=second),
     ]
 
 
@@ -284,7 +334,7 @@ def dense_mlp() -> list[Entry]:
 def routed_experts(
     hf: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 ) -> list[Entry]:
-    """Router and experts, below `hf`."""
+    """Make the rows of router and experts, below `hf`."""
     return [
         layer("mlp.router.weight", f"{hf}.gate.weight", where="moe"),
         *gated_mlp("mlp.experts.{expert}", hf + ".experts.{expert}", "expert", names),
@@ -292,7 +342,7 @@ def routed_experts(
 
 
 def expert_bias() -> Entry:
-    """The sigmoid router's selection bias: a buffer, not a parameter."""
+    """Make the row of the sigmoid router's selection bias: a buffer, not a parameter."""
     return layer("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", where="moe")
 
 
@@ -305,8 +355,8 @@ def shared_experts(arch: Architecture, hf: str = "mlp.shared_experts") -> list[E
 def decoder(
     config: Mapping[str, Any], transformer: Mapping[str, Any], moe_layers: tuple[int, ...], **further: Any
 ) -> Architecture:
-    """The architecture of a decoder whose config names sizes, rotary base and tied embeddings as most do. further:
-    Architecture fields of this family's own."""
+    """Return the architecture of a decoder whose config names sizes, rotary base and tied embeddings as most do.
+    further: Architecture fields of this family's own."""
     return Architecture(
         transformer=transformer,
         vocab_size=config["vocab_size"],

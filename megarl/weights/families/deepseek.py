@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.families.base import (
     Entry,
     Family,
@@ -38,7 +38,8 @@ LATENT_EPSILON = 1e-6
 
 
 def _yarn(rope: Rope) -> dict[str, Any]:
-    """YaRN as megatron-core's latent attention takes it; without YaRN its scale must be told to be 1."""
+    """Return YaRN's fields as megatron-core's latent attention takes them; without YaRN its scale must be told to be
+    1."""
     if rope.kind != "yarn":
         return {"rope_type": "rope", "rotary_scaling_factor": 1.0}
     numbers = rope.numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.families.base import (
     Entry,
     Family,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.families.base import (
     Entry,
     Family,
@@ -38,4 +38,4 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[Entry, ...]:
     return name_map(arch, attention(arch), dense_mlp())
 
 
-LLAMA = Family("llama", ("LlamaForCausalLM",), architecture, entries)
+LLAMA = Family("llama", ("LlamaForCausalLM",), architecture, entries, sglang=True)

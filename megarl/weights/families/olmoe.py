@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.families.base import (
     Entry,
     Family,
@@ -41,4 +41,4 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[Entry, ...]:
     return name_map(arch, attention(arch, norms=True), routed_experts())
 
 
-OLMOE = Family("olmoe", ("OlmoeForCausalLM",), architecture, entries)
+OLMOE = Family("olmoe", ("OlmoeForCausalLM",), architecture, entries, sglang=True)

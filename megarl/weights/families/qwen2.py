@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.families.base import (
     Entry,
     Family,
@@ -51,4 +51,4 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[Entry, ...]:
     )
 
 
-QWEN2 = Family("qwen2", ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"), architecture, entries)
+QWEN2 = Family("qwen2", ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"), architecture, entries, sglang=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from megarl.megatron.model import Architecture
+from megarl.megatron.architecture import Architecture
 from megarl.weights.families.base import (
     Entry,
     Family,
@@ -23,7 +23,7 @@ from megarl.weights.families.base import (
 
 
 def sparse_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """MoE layers by Qwen's keys: every `decoder_sparse_step`-th, without `mlp_only_layers`."""
+    """Return the MoE layers by Qwen's keys: every `decoder_sparse_step`-th, without `mlp_only_layers`."""
     if not experts_of(config):
         return ()
     step, dense = config.get("decoder_sparse_step") or 1, set(config.get("mlp_only_layers") or ())
@@ -48,4 +48,4 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[Entry, ...]:
     return name_map(arch, attention(arch, norms=True), dense_mlp(), routed_experts())
 
 
-QWEN3 = Family("qwen3", ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), architecture, entries)
+QWEN3 = Family("qwen3", ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), architecture, entries, sglang=True)

@@ -1,4 +1,4 @@
-"""Several scores become one reward; what is added later is added once."""
+"""Several scores become one reward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megarl.errors import UserError
 from megarl.records import Sample
-from megarl.rewards import Part, Response, Score, Scorer, add_once, mask_overlong, raw_reward
+from megarl.rewards import Part, Response, Score, Scorer
 from megarl.rewards.scoring.compose import PartScore, compose, reason_kind
 from tests.rewards.scoring.test_scorer import make_sample
 
@@ -92,39 +92,12 @@ def test_a_gate_that_cannot_be_judged_is_unscored_not_shut():
     assert reason == "g: timed out"
 
 
-def test_an_amount_is_added_exactly_once_and_the_raw_reward_is_kept():
-    sample = scored_sample(1.0)
-    shaped = add_once(sample, "soft_overlong", -0.25)
-    assert shaped.reward == 0.75
-    assert raw_reward(shaped) == 1.0
-    assert raw_reward(sample) == 1.0
-    assert shaped.reward_parts == {"exact": 1.0, "raw": 1.0, "soft_overlong": -0.25}
-    with pytest.raises(ValueError, match="'soft_overlong' was added to its reward before"):
-        add_once(shaped, "soft_overlong", -0.25)
-    twice = add_once(shaped, "bonus", 1.0)
-    assert (twice.reward, raw_reward(twice)) == (1.75, 1.0)
 
 
-def test_an_unscored_sample_stays_unscored():
-    shaped = add_once(scored_sample(None), "soft_overlong", -1.0)
-    assert shaped.reward is None
-    assert raw_reward(shaped) is None
 
 
-def test_overlong_filtering_masks_truncated_responses_and_keeps_their_reward():
-    whole, cut = scored_sample(1.0), scored_sample(1.0, finish_reason="length")
-    assert mask_overlong(whole) is whole
-    masked = mask_overlong(cut)
-    assert masked.active_tokens == 0
-    assert masked.reward == 1.0
-    assert np.array_equal(cut.loss_mask, np.ones(5, dtype=bool)), "the sample given is not changed"
 
 
-def scored_sample(reward: float | None, finish_reason: str = "stop") -> Sample:
-    import dataclasses
-
-    sample = make_sample("Paris", "exact", {"answer": "Paris"}, finish_reason=finish_reason)
-    return dataclasses.replace(sample, reward=reward, reward_parts={"exact": reward})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,176 @@
+"""What becomes of sampled groups: chosen by raw rewards, overlong ones punished exactly once or masked, stale ones
+stopped, dropped or counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from megarl.records import Group, Prompt, Sample, WeightSpan
+from megarl.rewards import RewardSettings
+from megarl.rollout.filters import (
+    WrongWeights,
+    add_once,
+    apply_overlong_penalty,
+    filter_stale,
+    mask_overlong,
+    raw_reward,
+    sample_until_enough,
+    soft_overlong_penalty,
+)
+from megarl.rollout.sampling import merge_counts
+
+PROMPT = Prompt("p/0", np.array([1]), "q", "math", {})
+BUDGET = 20
+SOFT = RewardSettings(soft_overlong=10)
+
+
+# --- dynamic sampling and overlong responses ---
+
+
+def response(length: int, reward: float | None, finish_reason: str = "stop") -> Sample:
+    return Sample(
+        PROMPT, f"p/0#{length}", np.arange(length), np.zeros(length), np.ones(length), finish_reason,
+        (WeightSpan(0, 0, length),), reward=reward, reward_parts={"math": reward},
+        unscored_reason=None if reward is not None else "math: timed out after 5 s",
+    )  # fmt: skip
+
+
+def group(*samples: Sample) -> Group:
+    return Group(PROMPT, samples)
+
+
+def settled(groups: list[Group], settings: RewardSettings, *, dynamic: bool) -> list[Group]:
+    """What a step makes of these groups once they are sampled and scored."""
+    kept = sample_until_enough(lambda count, offset: groups, wanted=len(groups), rounds=1, dynamic=dynamic)
+    return [apply_overlong_penalty(made, settings, BUDGET) for made in kept]
+
+
+def test_dynamic_sampling_reads_the_raw_rewards_and_only_kept_groups_are_punished():
+    alike = group(response(5, 1.0), response(18, 1.0))  # the punishment alone would make them differ
+    mixed = group(response(5, 0.0), response(15, 1.0), response(20, 1.0), response(12, None))
+    first, second = settled([alike, mixed], SOFT, dynamic=True)
+    assert first.dropped == "same_reward"
+    assert [s.reward for s in first.samples] == [1.0, 1.0]
+    assert second.dropped is None
+    assert [s.reward for s in second.samples] == [0.0, 0.5, 0.0, None]
+    assert [raw_reward(s) for s in second.samples] == [0.0, 1.0, 1.0, None]
+    assert [s.reward_parts["soft_overlong"] for s in second.samples] == pytest.approx([0, -0.5, -1, -0.2])
+
+
+def test_groups_are_sampled_in_the_place_of_dropped_ones_for_so_many_rounds():
+    alike, mixed = group(response(5, 1.0), response(6, 1.0)), group(response(5, 0.0), response(6, 1.0))
+    offered, asked = iter([alike, mixed, alike, mixed, alike, alike]), []
+
+    def sample_round(count: int, offset: int) -> list[Group]:
+        asked.append((count, offset))
+        return [next(offered) for _ in range(count)]
+
+    kept = sample_until_enough(sample_round, wanted=3, rounds=3, dynamic=True)
+    assert asked == [(3, 0), (2, 3), (1, 5)], "how many more, after how many"
+    assert [g.dropped for g in kept] == [
+        "same_reward",
+        None,
+        "same_reward",
+        None,
+        "same_reward",
+        "same_reward",
+    ]
+
+
+def test_the_punishment_is_applied_exactly_once():
+    once = apply_overlong_penalty(group(response(20, 1.0)), SOFT, BUDGET)
+    assert once.samples[0].reward == 0.0
+    with pytest.raises(ValueError, match="soft_overlong"):
+        apply_overlong_penalty(once, SOFT, BUDGET)
+
+
+def test_overlong_filtering_masks_truncated_responses_and_leaves_rewards():
+    cut = group(response(20, 0.0, "length"), response(20, 1.0))
+    (made,) = settled([cut], RewardSettings(overlong_filtering=True), dynamic=False)
+    assert [s.active_tokens for s in made.samples] == [0, 20]
+    assert [s.reward for s in made.samples] == [0.0, 1.0]
+
+
+def test_nothing_happens_unless_asked_for():
+    cut = group(response(20, 0.0, "length"), response(20, 1.0))
+    (made,) = settled([cut], RewardSettings(), dynamic=False)
+    assert [(s.reward, s.active_tokens, dict(s.reward_parts)) for s in made.samples] == [
+        (0.0, 20, {"math": 0.0}),
+        (1.0, 20, {"math": 1.0}),
+    ]
+
+
+def test_soft_overlong_penalty_of_daposs_budget() -> None:
+    lengths = np.array([0, 16384, 17408, 18432, 20480, 20481, 40000])
+    expected = [0.0, 0.0, -0.25, -0.5, -1.0, -1.0, -1.0]
+    assert soft_overlong_penalty(lengths, 20480, 4096) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="cache_length 0"):
+        soft_overlong_penalty(lengths, 20480, 0)
+
+
+def test_an_amount_is_added_exactly_once_and_the_raw_reward_is_kept():
+    sample = response(5, 1.0)
+    shaped = add_once(sample, "soft_overlong", -0.25)
+    assert shaped.reward == 0.75
+    assert raw_reward(shaped) == 1.0
+    assert raw_reward(sample) == 1.0
+    assert shaped.reward_parts == {"math": 1.0, "raw": 1.0, "soft_overlong": -0.25}
+    with pytest.raises(ValueError, match="'soft_overlong' was added to its reward before"):
+        add_once(shaped, "soft_overlong", -0.25)
+    twice = add_once(shaped, "bonus", 1.0)
+    assert (twice.reward, raw_reward(twice)) == (1.75, 1.0)
+
+
+def test_an_unscored_sample_stays_unscored():
+    shaped = add_once(response(5, None), "soft_overlong", -1.0)
+    assert shaped.reward is None
+    assert raw_reward(shaped) is None
+
+
+def test_overlong_filtering_masks_truncated_responses_and_keeps_their_reward():
+    whole, cut = response(5, 1.0), response(5, 1.0, "length")
+    assert mask_overlong(whole) is whole
+    masked = mask_overlong(cut)
+    assert masked.active_tokens == 0
+    assert masked.reward == 1.0
+    assert np.array_equal(cut.loss_mask, np.ones(5, dtype=bool)), "the sample given is not changed"
+
+
+# --- staleness ---
+
+
+def sampled_by(name: str, *versions: int) -> Sample:
+    """Two tokens of each version."""
+    spans = tuple(WeightSpan(version, 2 * n, 2 * n + 2) for n, version in enumerate(versions))
+    ids = np.zeros(2 * len(versions), np.int32)
+    return Sample(PROMPT, name, ids, ids, ids == 0, "stop", spans)
+
+
+def test_other_weights_than_those_of_the_last_sync_are_named() -> None:
+    filter_stale([group(sampled_by("p/0#1", 4))], version=4, most=0, then="stop")
+    with pytest.raises(WrongWeights, match=r"'p/0#1'.*tokens 2 to 4 .* version 3.*given version 4"):
+        filter_stale([group(sampled_by("p/0#1", 4, 3))], version=4, most=0, then="stop")
+
+
+@pytest.mark.parametrize("then", ["stop", "drop", "correct"])
+def test_weights_that_do_not_exist_yet_are_never_believed(then) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(WrongWeights, match="version 5"):
+        filter_stale([group(sampled_by("p/0#1", 4, 5))], version=4, most=9, then=then)
+
+
+def test_stale_responses_leave_their_group_and_are_counted() -> None:
+    given = [group(sampled_by("fresh", 4), sampled_by("edge", 2, 4), sampled_by("old", 1, 4))]
+    kept, staleness = filter_stale(given, version=4, most=2, then="drop")
+    assert [s.sample_id for s in kept[0].samples] == ["fresh", "edge"]
+    assert merge_counts([staleness.counts()] * 2, "rollout") == {
+        "rollout/stale_responses": 2.0,
+        "rollout/staleness_mean": pytest.approx((0 + 2 + 3) / 3),
+    }
+
+
+def test_with_a_correction_stale_responses_stay_and_are_counted() -> None:
+    given = [group(sampled_by("fresh", 4), sampled_by("old", 1))]
+    kept, staleness = filter_stale(given, version=4, most=0, then="correct")
+    assert [s.sample_id for s in kept[0].samples] == ["fresh", "old"]
+    assert staleness.stale == 1
