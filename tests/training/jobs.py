@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megarl.rollout.filters import WrongWeights
-from megarl.rollout.sync import SyncFailed
 
 from megarl.config.load import load_config
 from megarl.errors import UserError
 from megarl.records import Batch, Group
+from megarl.rollout.filters import WrongWeights
+from megarl.rollout.sync import SyncFailed
 from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
 from megarl.training.minibatches import make_minibatches

@@ -140,7 +140,14 @@ def open_stage(run: Run, plan: StagePlan) -> RlStage:
     )
     writer = SampleWriter(run.plan.folder, every=config.log.samples_every, enabled=run.groups.is_main)
     source = Rollouts(
-        settings, run.prompt_stream, run.engine_handle, run.scorer, run.tokenizer, run.policy, writer, run.clock
+        settings,
+        run.prompt_stream,
+        run.engine_handle,
+        run.scorer,
+        run.tokenizer,
+        run.policy,
+        writer,
+        run.clock,
     )
     update = PolicyUpdate(
         run.policy,

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megarl.errors import UserError
-from megarl.records import Sample
 from megarl.rewards import Part, Response, Score, Scorer
 from megarl.rewards.scoring.compose import PartScore, compose, reason_kind
-from tests.rewards.scoring.test_scorer import make_sample
 
 FORMAT = {"name": "format", "weight": 0.5}
 GOOD = "<think>t</think><answer>Paris</answer>"
@@ -90,14 +87,6 @@ def test_a_gate_that_cannot_be_judged_is_unscored_not_shut():
     reward, _, reason = compose([part_score("g", None, gate=1.0)], gate_value=0.0, clip=None)
     assert reward is None
     assert reason == "g: timed out"
-
-
-
-
-
-
-
-
 
 
 @pytest.mark.parametrize(
