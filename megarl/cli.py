@@ -136,7 +136,7 @@ def bench_logprobs(
 ) -> None:
     """The LM head's log-probabilities and entropies in chunks beside the plain computation: time and memory."""
     from megarl.bench.logprobs import bench_logprobs as measure
-    from megarl.training.run import DTYPES
+    from megarl.megatron.platform import DTYPES
 
     if dtype not in DTYPES:
         raise UserError(f"--dtype is {dtype!r}, it must be one of {', '.join(DTYPES)}")
@@ -240,7 +240,7 @@ def convert(
     already runs under torchrun. A training run's checkpoint is converted with --config.
     """
     from megarl import launcher
-    from megarl.megatron.layout import Layout
+    from megarl.megatron.settings import Layout
     from megarl.weights import convert as conversion
 
     layout = Layout(tensor=tensor, pipeline=pipeline, expert=expert)
@@ -300,7 +300,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 @config_app.command("explain")
 def config_explain(key: Annotated[str, typer.Argument(help="A key, for example rl.group_size.")]) -> None:
     """Say what a key means, its unit and its default."""
-    from megarl.config.load import describe_key
+    from megarl.config.keys import describe_key
 
     print(describe_key(key))
 

@@ -34,16 +34,10 @@ RULES: tuple[Rule, ...] = (
         "a model made on the spot brings no tokenizer: set model.tokenizer to a folder or to `tiny`",
     ),
     Rule(
-        "parallel.virtual_pipeline",
-        lambda c: c.parallel.virtual_pipeline is not None and c.parallel.pipeline == 1,
-        "a virtual pipeline needs parallel.pipeline > 1",
-    ),
-    Rule(
         "rewards.soft_overlong",
         lambda c: (c.rewards.soft_overlong or 0) > c.sampling.max_new_tokens,
         "the punishment would begin before the first token: at most sampling.max_new_tokens",
     ),
-    Rule("sampling.top_k", lambda c: c.sampling.top_k == 0, "0 keeps no token: -1 keeps all"),
     Rule(
         "engine.urls",
         lambda c: c.engine.kind == "sglang" and bool(c.engine.urls) and c.engine.port is not None,

@@ -33,10 +33,10 @@ from torch import Tensor
 
 from megarl.megatron.attention import PackedSequences, packed
 from megarl.megatron.groups import Groups
-from megarl.megatron.layout import Layout
 from megarl.megatron.logprobs import vocabulary_logprobs
-from megarl.megatron.model import Architecture, ModelSettings, build_model, head_weight, vocabulary_shard
+from megarl.megatron.model import Architecture, build_model, head_weight, vocabulary_shard
 from megarl.megatron.platform import Platform
+from megarl.megatron.settings import Layout, ModelSettings, OptimizerSettings
 from megarl.megatron.sharding import SequenceSharding, shard_layout
 from megarl.records import MicroBatch
 from megarl.routing.agreement import RoutingCounts, pack_counts, summed
@@ -46,25 +46,6 @@ from megarl.routing.trace import LIVE
 # micro-batch number, what the head computes by input position (a policy's: log-probabilities [tokens], entropies
 # [tokens]; a critic's: values [tokens]) -> loss (scalar), anything to collect
 LossFunction = Callable[..., tuple[Tensor, Any]]
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW with a warm-up and a decay of the learning rate, counted in optimizer steps.
-
-    schedule: "constant" | "linear" | "cosine" after the warm-up, down to min_lr at decay_steps.
-    """
-
-    lr: float
-    min_lr: float = 0.0
-    warmup_steps: int = 0
-    decay_steps: int = 1
-    schedule: str = "constant"
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    clip_grad: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -145,8 +126,9 @@ class Policy:
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
-    def set_optimizer(self, settings: OptimizerSettings) -> None:
-        """A fresh optimizer and schedule (each training stage has its own); moments start at zero."""
+    def set_optimizer(self, settings: OptimizerSettings, total_steps: int = 1) -> None:
+        """Begin with a fresh optimizer, moments at zero, and a schedule that decays over `total_steps` optimizer steps;
+        each training stage has its own."""
         for ddp in self.model:
             self.platform.prepare_parameters(ddp)
         self.optimizer = get_megatron_optimizer(
@@ -159,8 +141,8 @@ class Policy:
                 adam_beta2=settings.beta2,
                 adam_eps=settings.eps,
                 clip_grad=settings.clip_grad,
-                bf16=self.settings.params_dtype == torch.bfloat16,
-                params_dtype=self.settings.params_dtype,
+                bf16=self.config.params_dtype == torch.bfloat16,
+                params_dtype=self.config.params_dtype,
                 use_distributed_optimizer=self.distributed_optimizer,
             ),
             self.model,
@@ -171,7 +153,7 @@ class Policy:
             max_lr=settings.lr,
             min_lr=settings.min_lr,
             lr_warmup_steps=settings.warmup_steps,
-            lr_decay_steps=max(settings.decay_steps, settings.warmup_steps + 1),
+            lr_decay_steps=max(total_steps, settings.warmup_steps + 1),
             lr_decay_style=settings.schedule,
             start_wd=settings.weight_decay,
             end_wd=settings.weight_decay,

@@ -19,8 +19,6 @@ from megarl.training.run import (
     check_context,
     check_recipe,
     check_shares,
-    layout_of,
-    model_settings,
     open_demonstrations,
     open_tokenizer,
     open_watch,
@@ -32,7 +30,7 @@ from megarl.weights.families import family_of
 def check_run(config: Config, ranks: int) -> str:
     """One sentence about a run of so many ranks. Raises UserError for the first thing that is wrong, what is cheap to
     see first: counts, alarms, model, layout, algorithm, engine, then tokenizer, data and verifiers."""
-    layout, model = layout_of(config), config.model
+    layout, model = config.parallel, config.model
     check_shares(config, ranks // layout.replica_ranks())
     open_watch(config)
     hf = made_config(model.make).to_dict() if model.make else read_config(Path(str(model.path)))
@@ -40,7 +38,7 @@ def check_run(config: Config, ranks: int) -> str:
     check_fits(architecture, layout, model.transformer)
     if config.platform != "cuda" or torch.cuda.is_available():  # else this machine is not the one it is for
         platform = Platform.detect(config.platform)
-        transformer_config(architecture, layout, platform, model_settings(config, platform))
+        transformer_config(architecture, layout, platform, model)
     data = check_context(config, architecture.max_positions)
     recipe, sources = check_recipe(config, moe=bool(architecture.moe_layers))
     check_engine(config, architecture)

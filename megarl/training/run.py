@@ -27,12 +27,10 @@ from megarl.errors import UserError
 from megarl.megatron import groups as process_groups
 from megarl.megatron.critic import Critic
 from megarl.megatron.groups import Groups
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.policy import Policy
 from megarl.megatron.reference import ReferencePolicy
-from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch, stop_if_told
+from megarl.monitor.alarms import DEFAULT_RULES, AlarmWatch, stop_if_told
 from megarl.monitor.files import writing
 from megarl.monitor.logger import Logger, NullLogger
 from megarl.monitor.metrics import default_registry
@@ -52,21 +50,11 @@ from megarl.weights.mapping import NameMap
 
 CLAIM = ".claim"
 T = TypeVar("T")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def run_folder(config: Config) -> Path:
     """Where a run's files lie."""
     return Path(config.folder or f"runs/{config.name}")
-
-
-def layout_of(config: Config) -> Layout:
-    return Layout(**config.parallel.model_dump())
-
-
-def optimizer_of(section: Any, total_steps: int) -> OptimizerSettings:
-    """A stage's optimizer; its schedule decays over the stage."""
-    return OptimizerSettings(**section.model_dump(), decay_steps=max(1, total_steps))
 
 
 @dataclass
@@ -140,7 +128,7 @@ class Run:
         if self.recipe.needs_critic:
             self.extras.critic = Critic(self.policy)
             section, steps = self.config.rl.critic.optimizer, self.config.rl.steps * self.minibatches
-            self.extras.critic.set_optimizer(optimizer_of(section, steps))
+            self.extras.critic.set_optimizer(section, steps)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a step, and tell what alarms it rings. Collective. Raises AlarmStop, or a sink's UserError, on every
@@ -221,14 +209,11 @@ def check_recipe(config: Config, *, moe: bool) -> tuple[Recipe, Sources]:
 
 def open_watch(config: Config) -> AlarmWatch:
     """The run's alarms. Raises UserError for a rule about a metric that nothing logs."""
-    rules = [AlarmRule(**rule.model_dump()) for rule in config.alarms.rules]
-    registry = default_registry()
-    for rule in rules:
-        try:
-            _ = registry[rule.metric]
-        except UnregisteredMetric as error:
-            raise UserError(f"alarms.rules: {error}") from error
-    return AlarmWatch([*(DEFAULT_RULES if config.alarms.defaults else ()), *rules], registry)
+    rules = [*(DEFAULT_RULES if config.alarms.defaults else ()), *config.alarms.rules]
+    try:
+        return AlarmWatch(rules, default_registry())
+    except UnregisteredMetric as error:
+        raise UserError(f"alarms.rules: {error}") from error
 
 
 def claim_folder(folder: Path) -> IO[str]:
@@ -260,7 +245,7 @@ def open_run(config: Config) -> Run:
     folder = run_folder(config)
     platform = Platform.detect(config.platform)
     groups = process_groups.initialize(
-        layout_of(config), platform, seed=config.seed, timeout_seconds=int(config.launch.timeout_minutes * 60)
+        config.parallel, platform, seed=config.seed, timeout_seconds=int(config.launch.timeout_minutes * 60)
     )
     check_shares(config, groups.replica_count)
     torch.manual_seed(config.seed)
@@ -284,20 +269,19 @@ def open_run(config: Config) -> Run:
             demonstrations = open_demonstrations(config, tokenizer, architecture.max_positions)
         scorer = Scorer(config.rewards)
         scorer.check(prompts.verifiers)
-        settings = model_settings(config, platform)
         with progress("Building the model", enabled=groups.is_main, announce=True):
             policy = Policy(
                 architecture,
-                layout_of(config),
+                config.parallel,
                 platform,
                 groups,
-                settings,
+                config.model,
                 logprob_chunk=config.batching.logprob_chunk,
             )
             name_map = NameMap(hf_config, policy)
             load(name_map, CheckpointReader(start))
         with progress("Starting the engine", enabled=groups.is_main, announce=True):
-            make = engine_maker(config, folder, start, architecture, settings.params_dtype)
+            make = engine_maker(config, folder, start, architecture, policy.config.params_dtype)
             seat = take_seat(groups, make, shared=config.engine.kind == "sglang")
     return Run(
         config,
@@ -334,18 +318,6 @@ def on_main(groups: Groups, action: Callable[[], T]) -> T | None:
         kind, message = problem
         raise kind(message)
     return done
-
-
-def model_settings(config: Config, platform: Platform) -> ModelSettings:
-    model = config.model
-    return ModelSettings(
-        platform.dtype if model.dtype == "auto" else DTYPES[model.dtype],
-        model.recompute,
-        model.float32_lm_head,
-        model.load_balancing,
-        model.load_balancing_rate,
-        model.transformer,
-    )
 
 
 def open_tokenizer(config: Config, folder: Path, groups: Groups | None = None) -> ChatTokenizer:

@@ -22,7 +22,7 @@ from megarl.training.engines import sync
 from megarl.training.evaluation import evaluate
 from megarl.training.plan import plan_text
 from megarl.training.rl import run_rl
-from megarl.training.run import Run, on_main, open_run, optimizer_of
+from megarl.training.run import Run, on_main, open_run
 from megarl.training.saving import Saver
 from megarl.training.sft import run_sft
 from megarl.training.state import RunState, resume
@@ -101,11 +101,10 @@ class _Training:
             resume_at = 0  # killed in its cold start, before its first checkpoint: it begins again
         run.logger = open_logger(
             run.folder,
-            config.log.sinks,
+            config.log,
             resume_at=resume_at,
             total_steps=config.sft.steps + config.rl.steps,
             run_name=config.name,
-            project=config.log.project,
             run_config=config.model_dump(mode="json"),
         )
         write_atomic(run.folder / "config.yaml", to_yaml(config))
@@ -116,7 +115,7 @@ class _Training:
             section, steps = config.sft.optimizer, config.sft.steps
         else:
             section, steps = config.rl.optimizer, config.rl.steps * self.run.minibatches
-        self.run.policy.set_optimizer(optimizer_of(section, steps))
+        self.run.policy.set_optimizer(section, steps)
 
     def _note(self, stage: str, step: int, **changes) -> None:  # type: ignore[no-untyped-def]
         self.state = replace(
@@ -176,7 +175,7 @@ class _Training:
             tensors = stream(run.name_map)
             if run.groups.is_main:
                 try:
-                    dtype = run.policy.settings.params_dtype
+                    dtype = run.policy.config.params_dtype
                     write_checkpoint(
                         target, tensors, config=run.hf_config, assets=run.tokenizer.folder, dtype=dtype
                     )

@@ -14,8 +14,8 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
-from megarl.megatron.layout import Layout
 from megarl.megatron.model import Architecture
+from megarl.megatron.settings import Layout
 from megarl.weights.families import Entry, family_of
 from megarl.weights.transforms import Copy
 

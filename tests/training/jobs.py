@@ -26,7 +26,7 @@ from megarl.routing.trace import RoutingError
 from megarl.training.engines import SyncFailed
 from megarl.training.evaluation import evaluate
 from megarl.training.rl import rl_step, sample, update_settings
-from megarl.training.run import Run, open_run, optimizer_of
+from megarl.training.run import Run, open_run
 from megarl.training.saving import Saver
 from megarl.training.sft import sft_step
 from megarl.training.state import RunState, finished_checkpoints, folder_of, resume
@@ -44,7 +44,7 @@ def open_tiny(folder: Path, *words: str) -> Run:
 
 
 def set_optimizer(run: Run, stage: str) -> None:
-    run.policy.set_optimizer(optimizer_of(run.config.sft.optimizer, 20))
+    run.policy.set_optimizer(run.config.sft.optimizer, 20)
 
 
 def train(run: Run, steps: int) -> None:
