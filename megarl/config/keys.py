@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -16,17 +15,17 @@ from megarl.settings import Section
 NUMBER, NAME = "<n>", "<name>"  # stand for a place in a list, and for a name that the user gives
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A key in its place.
 
-    section: the class that declares it, one of several where the place takes one of several kinds. parent: the keys
-    above it, ("data", "sources", "<n>"). default: the value in this place, which another place may set otherwise.
+    parent: the keys above it, for example ("data", "sources", "<n>"). section: the class that declares it; where one of
+    several kinds may stand, each declares its own keys. default: the one of this place (sft.optimizer has others than
+    rl.optimizer).
     """
 
-    section: type[Section]
     parent: tuple[str, ...]
     leaf: str
+    section: type[Section]
     field: FieldInfo
     default: Any
 
@@ -37,48 +36,44 @@ class Key:
     @property
     def words(self) -> list[str]:
         """The words that it takes, where it takes only these."""
-        return [a for a in _arguments(self.field.annotation) if isinstance(a, str)]
+        return [a for a in _innermost(self.field.annotation) if isinstance(a, str)]
 
     @property
     def sections(self) -> list[type[Section]]:
-        """What may stand in it: a section, or one of several kinds."""
+        """The sections of which one may stand in it."""
         return [
-            a for a in _arguments(self.field.annotation) if isinstance(a, type) and issubclass(a, Section)
+            a for a in _innermost(self.field.annotation) if isinstance(a, type) and issubclass(a, Section)
         ]
 
     @property
     def below(self) -> tuple[str, ...]:
         """The parent of the keys in its sections."""
-        wild = {tuple: (NUMBER,), dict: (NAME,)}.get(get_origin(self.field.annotation), ())  # type: ignore[arg-type]
-        return (*self.path, *wild)
+        origin = get_origin(self.field.annotation)
+        return (*self.path, *([NUMBER] if origin is tuple else [NAME] if origin is dict else []))
 
 
-def _arguments(annotation: Any) -> Iterator[Any]:
-    """The innermost parts of a type: classes, and the words of its literals."""
+def _innermost(annotation: Any) -> Iterator[Any]:
+    """The classes that a type is made of, and the words of its literals."""
     parts = get_args(annotation)
     if get_origin(annotation) is Literal or not parts:
         yield from parts or (annotation,)
     else:
         for part in parts:
-            yield from _arguments(part)
+            yield from _innermost(part)
 
 
 def all_keys(
-    section: type[Section] = Config, parent: tuple[str, ...] = (), instance: Any = None
+    section: type[Section] = Config, parent: tuple[str, ...] = (), place: object = None
 ) -> Iterator[Key]:
-    """Every key, each section's before those of the sections in it, a section's own before inherited ones.
+    """Yield every key, and after it those of its sections; a section's own keys come before inherited ones.
 
-    instance: the section's defaults in this place, if it has any.
+    place: the section's values in this place by default, if there are any.
     """
     for leaf in sorted(section.model_fields, key=lambda name: name not in section.__annotations__):
         field = section.model_fields[leaf]
         default = field.get_default(call_default_factory=True)
         key = Key(
-            section,
-            parent,
-            leaf,
-            field,
-            getattr(instance, leaf) if isinstance(instance, section) else default,
+            parent, leaf, section, field, getattr(place, leaf) if isinstance(place, section) else default
         )
         yield key
         for inner in key.sections:
@@ -86,13 +81,13 @@ def all_keys(
 
 
 def _matches(path: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether the parts name the key at this path; list numbers and the user's names may be left out."""
+    """Whether the parts name what is at this path; list numbers and the user's names may be left out."""
     if path and path[0] in (NUMBER, NAME):
-        taken = parts and (path[0] == NAME or parts[0].isdecimal() or parts[0] == NUMBER)
+        taken = parts and (path[0] == NAME or parts[0] == NUMBER or parts[0].isdecimal())
         return bool(taken and _matches(path[1:], parts[1:])) or _matches(path[1:], parts)
-    if not path or not parts:
-        return not path and not parts
-    return path[0] == parts[0] and _matches(path[1:], parts[1:])
+    return list(path) == list(parts) or bool(
+        path and parts and path[0] == parts[0] and _matches(path[1:], parts[1:])
+    )
 
 
 def find(parts: Sequence[str]) -> tuple[list[Key], list[Key]]:
@@ -102,8 +97,11 @@ def find(parts: Sequence[str]) -> tuple[list[Key], list[Key]]:
 
 
 def unknown_key(parts: Sequence[str]) -> str:
-    """What to tell about a key that is none: where it goes wrong, and what was probably meant."""
-    depth = next(n for n in range(len(parts)) if not any(find(parts[: n + 1])))
+    """Return what to tell about a key that is none: where it goes wrong, and what was probably meant."""
+    depth = next((n for n in range(len(parts)) if not any(find(parts[: n + 1]))), None)
+    if depth is None:
+        kinds = " or ".join(str(k.section.model_fields["kind"].default) for k in find(parts)[0])
+        return f"the key {'.'.join(parts)!r} belongs to {'.'.join(parts[:-1])}.kind={kinds}"
     key, above = ".".join(parts[: depth + 1]), ".".join(parts[:depth])
     known = {k.leaf for k in find(parts[:depth])[1]}
     if above == "algorithm":
@@ -116,7 +114,7 @@ def unknown_key(parts: Sequence[str]) -> str:
 
 
 def describe_key(name: str) -> str:
-    """What a key means, the words it takes and its default in its place; of a section, what may stand in it.
+    """Return what a key means, the words it takes and its default; of a section, what may stand in it.
 
     Raises UserError for an unknown key, with the nearest ones.
     """
@@ -143,5 +141,5 @@ def _line(name: str, key: Key) -> str:
 
 
 def summary(section: type[Section]) -> str:
-    """Return the first paragraph of a section's docstring, on one line."""
-    return " ".join((section.__doc__ or "").split("\n\n")[0].split())
+    """Return a section's docstring on one line."""
+    return " ".join((section.__doc__ or "").split())

@@ -114,6 +114,7 @@ def test_an_engine_and_its_settings_are_set_in_any_order(base: Path) -> None:
             "data.evaluations.aime={kind: file, path: x, prest: x}",
             "'data.evaluations.aime.prest'. Did you mean",
         ),
+        ("engine.urls=[x]", "the key 'engine.urls' belongs to engine.kind=sglang"),
         ("engine.solts=3", "unknown key 'engine.solts'. Did you mean 'slots'"),
         ("rl.optimizer.lr=.inf", "rl.optimizer.lr: input should be a finite number"),
         ("sampling.top_k=0", "sampling.top_k: 0 keeps no token"),
