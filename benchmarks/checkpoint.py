@@ -82,7 +82,7 @@ def _bench(policy: Policy, folder: Path, turns: int) -> str:
     sizes = {"torch.save": (folder / "plain.pt").stat().st_size}
     total = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
     lines = [
-        f"{sum(p.numel() for p in parameters) / 1e6:.2f} M parameters, {policy.settings.params_dtype}, "
+        f"{sum(p.numel() for p in parameters) / 1e6:.2f} M parameters, {policy.config.params_dtype}, "
         f"{policy.platform.kind}, {folder}; torch.save writes four float32 copies of the parameters; saving includes "
         "fsync and checksums"
     ]

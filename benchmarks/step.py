@@ -18,10 +18,9 @@ from measure import Timing, in_turns
 
 from megarl.algorithms import Sources, get_recipe
 from megarl.megatron.groups import finish, initialize
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.policy import Policy
+from megarl.megatron.settings import Layout, ModelSettings, OptimizerSettings
 from megarl.records import Group, Prompt, Sample
 from megarl.rollout.embedded.engine import EmbeddedEngine
 from megarl.rollout.engine import GenerateRequest, SamplingParams, iterate
@@ -171,7 +170,7 @@ def make_trainer(size: StepSize, folder: Path) -> Policy:
     groups = initialize(Layout(), platform, seed=0)
     config = read_config(folder)
     architecture = family_of(config).architecture(config)
-    policy = Policy(architecture, Layout(), platform, groups, ModelSettings(platform.dtype))
+    policy = Policy(architecture, Layout(), platform, groups, ModelSettings())
     load(NameMap(config, policy), CheckpointReader(folder))
     policy.set_optimizer(OptimizerSettings(lr=1e-6))
     return policy

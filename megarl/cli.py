@@ -145,7 +145,7 @@ def convert(
     already runs under torchrun. A training run's checkpoint is converted with --config.
     """
     from megarl import launcher
-    from megarl.megatron.layout import Layout
+    from megarl.megatron.settings import Layout
     from megarl.weights import convert as conversion
 
     layout = Layout(tensor=tensor, pipeline=pipeline, expert=expert)
@@ -205,7 +205,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 @config_app.command("explain")
 def config_explain(key: Annotated[str, typer.Argument(help="A key, for example rl.group_size.")]) -> None:
     """Say what a key means, its unit and its default."""
-    from megarl.config.load import describe_key
+    from megarl.config.keys import describe_key
 
     print(describe_key(key))
 

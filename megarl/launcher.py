@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
-from megarl.megatron.layout import Layout
+from megarl.megatron.settings import Layout
 
 MOST_RANKS = 4096
 PR_SET_PDEATHSIG = 1
@@ -31,7 +31,7 @@ def ranks_on_this_machine(config: Config) -> int:
     """`launch.ranks`, else the GPUs, else on a CPU the fewest ranks that the layout allows."""
     import torch
 
-    layout = Layout(**config.parallel.model_dump())
+    layout = config.parallel
     if config.launch.ranks is not None:
         ranks = config.launch.ranks
     elif config.platform != "cpu" and torch.cuda.is_available():

@@ -30,11 +30,6 @@ RULES: tuple[Rule, ...] = (
         "or sft.steps=0",
     ),
     Rule(
-        "parallel.virtual_pipeline",
-        lambda c: c.parallel.virtual_pipeline is not None and c.parallel.pipeline == 1,
-        "a virtual pipeline needs parallel.pipeline > 1",
-    ),
-    Rule(
         "rewards.soft_overlong",
         lambda c: (c.rewards.soft_overlong or 0) > c.sampling.max_new_tokens,
         "the punishment would begin before the first token: at most sampling.max_new_tokens",

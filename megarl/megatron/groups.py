@@ -21,8 +21,8 @@ from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
 from megarl.errors import UserError
-from megarl.megatron.layout import Layout
 from megarl.megatron.platform import Platform
+from megarl.megatron.settings import Layout
 
 T = TypeVar("T")
 

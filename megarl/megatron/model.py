@@ -7,7 +7,6 @@ Face config. Nothing here knows Hugging Face.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -26,24 +25,10 @@ from torch import Tensor
 from megarl.errors import UserError, did_you_mean
 from megarl.megatron.architecture import Architecture
 from megarl.megatron.attention import PackedAttention, RMSNorm
-from megarl.megatron.layout import Layout
 from megarl.megatron.logprobs import VocabularyShard
 from megarl.megatron.parts import LatentAttention, RMSNormOverHeads
 from megarl.megatron.platform import Platform
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """How to run it: params_dtype of the model; recompute "none" | "selective" | "full" (activation recompute);
-    float32_lm_head: the LM head's product in float32; load_balancing: "none" | "aux_loss" | "bias" with its
-    coefficient or update rate; extra: further TransformerConfig fields, as a last word."""
-
-    params_dtype: torch.dtype
-    recompute: str = "none"
-    float32_lm_head: bool = False
-    load_balancing: str = "none"
-    load_balancing_rate: float = 1e-3
-    extra: Mapping[str, Any] = field(default_factory=dict)
+from megarl.megatron.settings import Layout, ModelSettings
 
 
 def padded_vocab_size(architecture: Architecture, layout: Layout) -> int:
@@ -61,7 +46,7 @@ OWN_SPLIT = (
 
 
 def check_fits(architecture: Architecture, layout: Layout, extra: Mapping[str, Any] | None = None) -> None:
-    """Raises UserError where the model cannot be split so. extra: as in `ModelSettings`."""
+    """Raises UserError where the model cannot be split so. extra: `ModelSettings.transformer`."""
     shape, experts = {**architecture.transformer, **(extra or {})}, architecture.num_experts
     _check_extra(architecture, extra or {})
     layers, heads = shape["num_layers"], shape["num_attention_heads"]
@@ -153,10 +138,10 @@ def transformer_config(
     architecture: Architecture, layout: Layout, platform: Platform, settings: ModelSettings
 ) -> TransformerConfig:
     """megatron-core's config: the architecture, the layout, the platform, in that order. Raises UserError for a layout
-    that the model cannot have, and for settings.extra that megatron-core does not take."""
-    check_fits(architecture, layout, settings.extra)
-    dtype, layers = settings.params_dtype, architecture.transformer["num_layers"]
-    own_split = settings.extra.keys() & set(OWN_SPLIT)
+    that the model cannot have, and for settings.transformer that megatron-core does not take."""
+    check_fits(architecture, layout, settings.transformer)
+    dtype, layers = platform.dtype_of(settings.dtype), architecture.transformer["num_layers"]
+    own_split = settings.transformer.keys() & set(OWN_SPLIT)
     fields: dict[str, Any] = {
         "normalization": "RMSNorm",
         "add_bias_linear": False,
@@ -199,9 +184,9 @@ def transformer_config(
         # the fused rotary kernel wants YaRN; the plain one serves both
         kind, fields["apply_rope_fusion"] = MLATransformerConfig, False
     try:
-        return kind(**{**fields, **settings.extra})
+        return kind(**{**fields, **settings.transformer})
     except (TypeError, ValueError, AssertionError) as error:
-        if not settings.extra:
+        if not settings.transformer:
             raise
         raise UserError(f"model.transformer: megatron-core does not take it: {error}") from error
 

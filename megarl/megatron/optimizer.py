@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """AdamW with a warm-up and a decay of the learning rate, counted in optimizer steps.
-
-    schedule: "constant" | "linear" | "cosine" after the warm-up, down to min_lr at decay_steps.
-    """
-
-    lr: float
-    min_lr: float = 0.0
-    warmup_steps: int = 0
-    decay_steps: int = 1
-    schedule: str = "constant"
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-8
-    clip_grad: float = 1.0
+from megarl.megatron.settings import OptimizerSettings
 
 
 def make_optimizer(
     settings: OptimizerSettings,
     model: Sequence[torch.nn.Module],
     *,
+    total_steps: int,
     params_dtype: torch.dtype,
     distributed: bool,
 ) -> tuple[Any, OptimizerParamScheduler]:
-    """Make megatron-core's optimizer, moments at zero, and its schedule. model: chunks inside DDP. distributed: whether
-    the moments are spread over data-parallel ranks."""
+    """Make megatron-core's optimizer, moments at zero, and its schedule. model: chunks inside DDP. total_steps:
+    optimizer steps over which the rate decays. distributed: whether moments are spread over data-parallel ranks."""
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -61,7 +44,7 @@ def make_optimizer(
         max_lr=settings.lr,
         min_lr=settings.min_lr,
         lr_warmup_steps=settings.warmup_steps,
-        lr_decay_steps=max(settings.decay_steps, settings.warmup_steps + 1),
+        lr_decay_steps=max(total_steps, settings.warmup_steps + 1),
         lr_decay_style=settings.schedule,
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,

@@ -15,11 +15,13 @@ import torch
 from megarl.errors import UserError
 from megarl.megatron import cpu
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 @dataclass(frozen=True)
 class Platform:
     """device: where tensors live. backend: of torch.distributed. transformer_engine: use its modules.
-    dtype: of parameters and activations when the config says "auto"."""
+    dtype: what "auto" means for parameters and activations."""
 
     kind: Literal["cpu", "cuda"]
     device: torch.device
@@ -41,6 +43,10 @@ class Platform:
             )
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         return cls("cuda", device, "nccl", transformer_engine=True, dtype=torch.bfloat16)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype that a setting names: "auto", "float32" or "bfloat16"."""
+        return self.dtype if name == "auto" else DTYPES[name]
 
     def enter(self) -> None:
         """Make this process ready for the platform. Idempotent; before process groups and models are made."""

@@ -29,11 +29,11 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, clear_
 from torch import Tensor
 
 from megarl.megatron.groups import Groups
-from megarl.megatron.layout import Layout
 from megarl.megatron.logprobs import vocabulary_logprobs
-from megarl.megatron.model import Architecture, ModelSettings, build_model, head_weight, vocabulary_shard
-from megarl.megatron.optimizer import OptimizerSettings, apply_learning_rate, make_optimizer
+from megarl.megatron.model import Architecture, build_model, head_weight, vocabulary_shard
+from megarl.megatron.optimizer import apply_learning_rate, make_optimizer
 from megarl.megatron.platform import Platform
+from megarl.megatron.settings import Layout, ModelSettings, OptimizerSettings
 from megarl.megatron.sharding import SequenceSharding
 from megarl.megatron.shards import RankShards
 from megarl.records import MicroBatch
@@ -126,14 +126,16 @@ class Policy:
 
     # -- optimizer ------------------------------------------------------------------------------------------------
 
-    def set_optimizer(self, settings: OptimizerSettings) -> None:
-        """Set a fresh optimizer and schedule (each training stage has its own); moments start at zero."""
+    def set_optimizer(self, settings: OptimizerSettings, total_steps: int = 1) -> None:
+        """Begin with a fresh optimizer, moments at zero, and a schedule that decays over `total_steps` optimizer steps;
+        each training stage has its own."""
         for ddp in self.model:
             self.platform.prepare_parameters(ddp)
         self.optimizer, self.scheduler = make_optimizer(
             settings,
             self.model,
-            params_dtype=self.settings.params_dtype,
+            total_steps=total_steps,
+            params_dtype=self.config.params_dtype,
             distributed=self.distributed_optimizer,
         )
         self._optimizer_settings = settings

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from megarl.megatron.attention import PackedSequences, packed
 from megarl.megatron.groups import Groups
-from megarl.megatron.layout import Layout
 from megarl.megatron.platform import Platform
+from megarl.megatron.settings import Layout
 from megarl.megatron.sharding import SequenceSharding, shard_layout
 from megarl.records import MicroBatch
 

@@ -7,49 +7,14 @@ unbroken one would.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from megarl.errors import UserError
 from megarl.monitor.console import number
 from megarl.monitor.registry import Registry
+from megarl.monitor.settings import AlarmRule
 from megarl.records import StepStats
-
-Condition = Literal["above", "below", "not_finite"]
-Action = Literal["warn", "stop"]
-
-
-@dataclass(frozen=True)
-class AlarmRule:
-    """metric: its registered name. threshold: None only for `not_finite`.
-    patience: values in a row before it is told. advice: what a person should do, one sentence."""
-
-    metric: str
-    when: Condition
-    threshold: float | None = None
-    action: Action = "warn"
-    patience: int = 1
-    advice: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.threshold is None) != (self.when == "not_finite"):
-            raise ValueError(
-                f"alarm on {self.metric}: 'above' and 'below' need a threshold, 'not_finite' has none"
-            )
-        if self.patience < 1:
-            raise ValueError(f"alarm on {self.metric}: patience must be at least 1, not {self.patience}")
-
-    def holds(self, value: float) -> bool:
-        """Is this value wrong? nan is neither above nor below anything."""
-        if self.threshold is None:
-            return not math.isfinite(value)
-        return value > self.threshold if self.when == "above" else value < self.threshold
-
-    def key(self) -> str:
-        """The condition, without what is done about it: rules that share it count the same steps."""
-        return f"{self.metric} {self.when} {self.threshold}"
 
 
 @dataclass(frozen=True)
@@ -111,63 +76,63 @@ def stop_if_told(alarms: Iterable[Alarm]) -> None:
 
 DEFAULT_RULES: tuple[AlarmRule, ...] = (
     AlarmRule(
-        "train/grad_norm",
-        "not_finite",
+        metric="train/grad_norm",
+        when="not_finite",
         action="stop",
         advice="Resume from the last checkpoint with a lower learning rate; look at this step's samples.",
     ),
     AlarmRule(
-        "train/loss",
-        "not_finite",
+        metric="train/loss",
+        when="not_finite",
         action="stop",
         advice="Resume from the last checkpoint with a lower learning rate; look at this step's samples.",
     ),
     AlarmRule(
-        "sft/loss",
-        "not_finite",
+        metric="sft/loss",
+        when="not_finite",
         action="stop",
         advice="Lower the learning rate, and look for empty or corrupted demonstrations.",
     ),
     AlarmRule(
-        "train/grad_norm",
-        "above",
-        100.0,
+        metric="train/grad_norm",
+        when="above",
+        threshold=100.0,
         patience=3,
         advice="The update is far larger than usual: lower the learning rate or the gradient clip.",
     ),
     AlarmRule(
-        "train/entropy",
-        "below",
-        0.01,
+        metric="train/entropy",
+        when="below",
+        threshold=0.01,
         patience=5,
         advice="The policy hardly explores any more: raise clip_high, or add harder prompts.",
     ),
     AlarmRule(
-        "mismatch/k3",
-        "above",
-        0.01,
+        metric="mismatch/k3",
+        when="above",
+        threshold=0.01,
         patience=3,
         advice="Engine and trainer disagree about the same tokens: check precision and weight sync, and "
         "consider routing replay for a MoE policy.",
     ),
     AlarmRule(
-        "rollout/truncated_share",
-        "above",
-        0.5,
+        metric="rollout/truncated_share",
+        when="above",
+        threshold=0.5,
         patience=3,
         advice="Most responses hit the token budget: raise it, or penalise overlong responses.",
     ),
     AlarmRule(
-        "rollout/groups_kept",
-        "below",
-        1.0,
+        metric="rollout/groups_kept",
+        when="below",
+        threshold=1.0,
         patience=3,
         advice="No group is left to train on: prompts too easy, too hard, or without a scored response.",
     ),
     AlarmRule(
-        "rollout/unscored",
-        "above",
-        0.0,
+        metric="rollout/unscored",
+        when="above",
+        threshold=0.0,
         patience=3,
         advice="Verifiers keep failing: the reasons are in the samples of this step, under unscored_reason.",
     ),

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 
-from megarl.errors import UserError, did_you_mean
 from megarl.monitor.console import ConsoleSink
 from megarl.monitor.jsonl import JsonlSink
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import Registry
+from megarl.monitor.settings import LogSettings, SinkName
 from megarl.monitor.tensorboard_sink import TensorBoardSink
 from megarl.monitor.wandb_sink import WandbSink
 from megarl.records import StepStats
 
-SinkName = Literal["jsonl", "console", "tensorboard", "wandb"]
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -80,38 +79,35 @@ class MetricLogger:
 
 def open_logger(
     run_folder: Path,
-    sinks: Sequence[str] = ("jsonl", "console"),
+    settings: LogSettings,
     *,
     enabled: bool = True,
     resume_at: int | None = None,
     total_steps: int | None = None,
     run_name: str | None = None,
-    project: str = "megarl",
     run_config: Mapping[str, Any] | None = None,
     console: Console | None = None,
     registry: Registry | None = None,
 ) -> Logger:
-    """The logger of a run.
+    """Open the logger of a run.
 
     run_folder: where `metrics.jsonl`, TensorBoard events and the W&B run live.
-    sinks: any of `jsonl`, `console`, `tensorboard`, `wandb`.
     enabled: False on every rank but the one that speaks; gives a NullLogger.
     resume_at: the step a resumed run goes on with, None for a new run. What a killed run logged of that step
         and of later ones is replaced. Log a step before saving its checkpoint: then a run killed between the
         two logs the step again, and nothing is lost.
     run_config: the resolved configuration, for W&B.
-    Raises UserError for an unknown sink, an unwritable folder, or a sink whose library is missing.
+    Raises UserError for an unwritable folder, or a sink whose library is missing.
     """
     if not enabled:
         return NullLogger()
     registry = registry or default_registry()
-    makers: dict[str, Callable[[], Sink]] = {
+    makers: dict[SinkName, Callable[[], Sink]] = {
         "jsonl": lambda: JsonlSink(run_folder / METRICS_FILE, resume_at=resume_at),
         "console": lambda: ConsoleSink(registry, total_steps=total_steps, console=console),
         "tensorboard": lambda: TensorBoardSink(run_folder / "tensorboard", resume_at=resume_at),
-        "wandb": lambda: WandbSink(run_folder, project=project, run_name=run_name, run_config=run_config),
+        "wandb": lambda: WandbSink(
+            run_folder, project=settings.project, run_name=run_name, run_config=run_config
+        ),
     }
-    for name in sinks:
-        if name not in makers:
-            raise UserError(f"unknown sink {name!r}.{did_you_mean(name, makers)} Known: {', '.join(makers)}.")
-    return MetricLogger([makers[name]() for name in makers if name in sinks], registry)
+    return MetricLogger([makers[name]() for name in makers if name in settings.sinks], registry)

@@ -19,13 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from megarl.errors import UserError
-from megarl.monitor.alarms import DEFAULT_RULES, Alarm, AlarmRule, AlarmWatch
+from megarl.monitor.alarms import DEFAULT_RULES, Alarm, AlarmWatch
 from megarl.monitor.console import number
 from megarl.monitor.files import write_atomic
 from megarl.monitor.jsonl import read_metrics
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import duration
 from megarl.monitor.registry import Registry
+from megarl.monitor.settings import AlarmRule
 from megarl.records import StepStats
 
 CURVES = (

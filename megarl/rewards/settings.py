@@ -12,35 +12,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from megarl.errors import UserError, did_you_mean
+from megarl.settings import Section
 
 
-class Part(BaseModel):
+class Part(Section):
     """One verifier's share of the reward."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
     name: str = Field(
-        description="the name in the logs; also the verifier's, unless `verifier` says otherwise"
+        description="The name in the logs; also the verifier's, unless `verifier` says otherwise."
     )
-    verifier: str | None = Field(
-        default=None, description="registry name or import path; default: the same as `name`"
-    )
+    verifier: str | None = Field(default=None, description="Registry name or import path; None = as `name`.")
     weight: float = Field(
-        default=1.0, description="factor of this score in the reward; 0 measures and logs it only"
+        default=1.0, description="Factor of this score in the reward; 0 measures and logs it only."
     )
-    options: Mapping[str, Any] = Field(default_factory=dict, description="the verifier's own options")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="The verifier's own options.")
     timeout_s: float | None = Field(
-        default=None, gt=0, description="time bound in seconds; default: the verifier's own"
+        default=None, gt=0, description="Time bound in seconds; None = the verifier's own."
     )
     gate: float | None = Field(
         default=None,
-        description="a score below this shuts the gate: the reward is `gate_value`, other parts are not run",
+        description="A score below this shuts the gate: the reward is `gate_value`, other parts are not run.",
     )
     clip: tuple[float, float] | None = Field(
-        default=None, description="bounds of this score before it is weighted"
+        default=None, description="Bounds of this score before it is weighted."
     )
 
     @property
@@ -54,19 +51,17 @@ class Part(BaseModel):
         return self
 
 
-class RewardSettings(BaseModel):
-    """Everything a `Scorer` needs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+class RewardSettings(Section):
+    """How responses are scored, and how the scores become one reward."""
 
     verifiers: tuple[Part, ...] = Field(
-        (), description="options and weights for the verifiers that prompts name"
+        (), description="Options and weights for the verifiers that prompts name."
     )
     shaping: tuple[Part, ...] = Field(
-        default=(), description="parts that score every response, whatever its prompt"
+        default=(), description="Parts that score every response, whatever its prompt."
     )
-    gate_value: float = Field(default=0.0, description="the reward when a gate is shut")
-    clip: tuple[float, float] | None = Field(default=None, description="bounds of the reward")
+    gate_value: float = Field(default=0.0, description="The reward when a gate is shut.")
+    clip: tuple[float, float] | None = Field(default=None, description="Bounds of the reward.")
     soft_overlong: int | None = Field(
         default=None,
         gt=0,
@@ -78,10 +73,10 @@ class RewardSettings(BaseModel):
         description="Truncated responses keep their reward in their group, but are not trained on (DAPO).",
     )
     workers: int = Field(
-        2, ge=0, description="processes that score; 0 runs everything inline, without a time bound"
+        2, ge=0, description="Processes that score; 0 runs everything inline, without a time bound."
     )
     worker_memory_gib: float | None = Field(
-        4.0, gt=0, description="address space of one worker; None: unlimited"
+        4.0, gt=0, description="Address space of one worker in GiB; None = unlimited."
     )
 
     @model_validator(mode="after")

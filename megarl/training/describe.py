@@ -28,7 +28,7 @@ def describe_plan(plan: Plan, *, platform: str, data: Sequence[str], demonstrati
     config, layout, arch = plan.config, plan.layout, plan.architecture
     responses = config.rl.prompts_per_step * config.rl.group_size
     kind = f"{arch.num_experts} experts, top-{arch.top_k}" if arch.moe_layers else "dense"
-    degrees = {name: size for name, size in vars(layout).items() if size not in (None, 1)}
+    degrees = {name: size for name, size in layout.model_dump().items() if size not in (None, 1)}
     split = ", ".join(f"{name} {size}" for name, size in degrees.items()) or "no model parallelism"
     replicas = plan.world_size // layout.replica_ranks()
     return "\n".join(

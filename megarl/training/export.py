@@ -21,7 +21,7 @@ def export_hf(run: Run) -> Path:
         tensors = iter_hf_tensors(run.name_map)
         if run.groups.is_main:
             try:
-                dtype = run.policy.settings.params_dtype
+                dtype = run.policy.config.params_dtype
                 assets = run.tokenizer.folder
                 write_checkpoint(target, tensors, config=run.plan.hf_config, assets=assets, dtype=dtype)
                 stops = run.start_folder / "generation_config.json"

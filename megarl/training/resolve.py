@@ -14,28 +14,30 @@ from megarl.config.files import check_files
 from megarl.config.schema import Config
 from megarl.data.settings import DataSettings
 from megarl.errors import UserError
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import Architecture, ModelSettings, check_fits, transformer_config
+from megarl.megatron.architecture import Architecture
+from megarl.megatron.model import check_fits, transformer_config
 from megarl.megatron.platform import Platform
-from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmWatch
+from megarl.megatron.settings import Layout
+from megarl.monitor.alarms import DEFAULT_RULES, AlarmWatch
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import UnregisteredMetric
 from megarl.training.engines import check_engine
+from megarl.training.stages.settings import StageSettings
 from megarl.weights.checkpoint_files import read_config
 from megarl.weights.families import family_of
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage of a run. kind: a name in `stages.KINDS`, or the import path of a kind. first: steps of the whole run
-    that come before it."""
+    """One stage of a run. settings: of its kind, which opens it. first: steps of the whole run that come before it."""
 
     name: str
-    kind: str
-    steps: int
+    settings: StageSettings
     first: int
+
+    @property
+    def steps(self) -> int:
+        return self.settings.steps
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def resolve(config: Config, world_size: int) -> Plan:
     Raises UserError for the first thing that is wrong, what is cheap to see first: counts, alarms, model, layout, data,
     algorithm, engine.
     """
-    layout = Layout(**config.parallel.model_dump())
+    layout = config.parallel
     if problem := layout.problem(world_size):
         raise UserError(f"parallel: {problem}; change parallel.* or the number of ranks")
     _check_shares(config, world_size // layout.replica_ranks())
@@ -87,7 +89,7 @@ def resolve(config: Config, world_size: int) -> Plan:
     check_fits(architecture, layout, config.model.transformer)
     if config.platform != "cuda" or torch.cuda.is_available():  # else this machine is not the one it is for
         platform = Platform.detect(config.platform)
-        transformer_config(architecture, layout, platform, model_settings(config, platform))
+        transformer_config(architecture, layout, platform, config.model)
     data = _fit_context(config, architecture.max_positions)
     recipe, sources = _resolve_algorithm(config, moe=bool(architecture.moe_layers))
     check_engine(config, architecture)
@@ -108,8 +110,8 @@ def resolve(config: Config, world_size: int) -> Plan:
 
 def _stages(config: Config) -> tuple[StagePlan, ...]:
     """A cold start, where there is one, and reinforcement learning."""
-    rl = StagePlan("rl", "rl", config.rl.steps, first=config.sft.steps)
-    return (StagePlan("sft", "sft", config.sft.steps, first=0), rl) if config.sft.steps else (rl,)
+    rl = StagePlan("rl", config.rl, first=config.sft.steps)
+    return (StagePlan("sft", config.sft, first=0), rl) if config.sft.steps else (rl,)
 
 
 def _check_shares(config: Config, replicas: int) -> None:
@@ -127,26 +129,13 @@ def _check_shares(config: Config, replicas: int) -> None:
 
 def open_watch(config: Config) -> AlarmWatch:
     """Make the run's alarms. Raises UserError for a rule about a metric that nothing logs."""
-    rules = [AlarmRule(**rule.model_dump()) for rule in config.alarms.rules]
     registry = default_registry()
-    for rule in rules:
+    for rule in config.alarms.rules:
         try:
             _ = registry[rule.metric]
         except UnregisteredMetric as error:
             raise UserError(f"alarms.rules: {error}") from error
-    return AlarmWatch([*(DEFAULT_RULES if config.alarms.defaults else ()), *rules], registry)
-
-
-def model_settings(config: Config, platform: Platform) -> ModelSettings:
-    model = config.model
-    return ModelSettings(
-        platform.dtype if model.dtype == "auto" else DTYPES[model.dtype],
-        model.recompute,
-        model.float32_lm_head,
-        model.load_balancing,
-        model.load_balancing_rate,
-        model.transformer,
-    )
+    return AlarmWatch([*(DEFAULT_RULES if config.alarms.defaults else ()), *config.alarms.rules], registry)
 
 
 def _fit_context(config: Config, max_positions: int) -> DataSettings:

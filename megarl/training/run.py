@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
@@ -20,7 +20,7 @@ from megarl.errors import UserError
 from megarl.megatron import groups as process_groups
 from megarl.megatron.groups import Groups
 from megarl.megatron.platform import Platform
-from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.policy import Policy
 from megarl.monitor.alarms import AlarmWatch, stop_if_told
 from megarl.monitor.logger import Logger, NullLogger
 from megarl.monitor.progress import progress
@@ -30,17 +30,12 @@ from megarl.rewards import Scorer
 from megarl.training.clock import Clock
 from megarl.training.engines import EngineHandle, connect_engine, engine_context
 from megarl.training.evaluation import Evaluation
-from megarl.training.resolve import Plan, model_settings, open_watch
+from megarl.training.resolve import Plan, open_watch
 from megarl.weights.checkpoint_files import CheckpointReader
 from megarl.weights.exchange import load
 from megarl.weights.mapping import NameMap
 
 LOCK = ".lock"
-
-
-def optimizer_settings(section: Any, total_steps: int) -> OptimizerSettings:
-    """Return a stage's optimizer; its schedule decays over the stage."""
-    return OptimizerSettings(**section.model_dump(), decay_steps=max(1, total_steps))
 
 
 @dataclass
@@ -107,22 +102,20 @@ def open_run(plan: Plan) -> Run:
             demonstrations = open_demonstrations(config, tokenizer, plan.architecture.max_positions)
         scorer = Scorer(config.rewards)
         scorer.check(prompts.verifiers)
-        settings = model_settings(config, platform)
         with progress("Building the model", enabled=groups.is_main, announce=True):
             policy = Policy(
                 plan.architecture,
                 plan.layout,
                 platform,
                 groups,
-                settings,
+                config.model,
                 logprob_chunk=config.batching.logprob_chunk,
             )
             name_map = NameMap(plan.hf_config, policy)
             load(name_map, CheckpointReader(start))
         with progress("Starting the engine", enabled=groups.is_main, announce=True):
-            context = engine_context(
-                config, plan.architecture, model_path=start, folder=folder, dtype=settings.params_dtype
-            )
+            dtype = platform.dtype_of(config.model.dtype)
+            context = engine_context(config, plan.architecture, model_path=start, folder=folder, dtype=dtype)
             engine = connect_engine(groups, config.engine, context)
     return Run(
         plan=plan,

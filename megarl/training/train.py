@@ -23,7 +23,7 @@ from megarl.training.export import export_hf
 from megarl.training.resolve import StagePlan, resolve
 from megarl.training.run import Run, open_run
 from megarl.training.saving import Saver
-from megarl.training.stages import Stage, open_stage
+from megarl.training.stages.stage import Stage
 from megarl.training.state import (
     FoundCheckpoint,
     RunState,
@@ -59,7 +59,7 @@ def run_stages(run: Run, saver: Saver) -> None:
     state = found.state if found else RunState.at_start(plan)
     opened = False
     for stage_plan in plan.stages_from(state.stage):
-        stage = open_stage(run, stage_plan)
+        stage = stage_plan.settings.open(run, stage_plan)
         if found:
             load_found(run, stage, found)
         else:
@@ -164,11 +164,10 @@ def _open_files(run: Run, stage: Stage, found: FoundCheckpoint | None) -> None:
     plan, config = run.plan, run.plan.config
     run.logger = open_logger(
         plan.folder,
-        config.log.sinks,
+        config.log,
         resume_at=_resume_at(run, stage, found),
         total_steps=plan.total_steps,
         run_name=config.name,
-        project=config.log.project,
         run_config=config.model_dump(mode="json"),
     )
     write_atomic(plan.folder / "config.yaml", to_yaml(config))

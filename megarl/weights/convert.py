@@ -16,9 +16,9 @@ import torch
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_weights, save_weights
 from megarl.megatron.groups import Groups, initialize, told_once
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import ModelSettings, build_model, check_fits
-from megarl.megatron.platform import Platform
+from megarl.megatron.model import build_model, check_fits
+from megarl.megatron.platform import DTYPES, Platform
+from megarl.megatron.settings import Layout, ModelSettings
 from megarl.weights.checkpoint_files import (
     COPIED,
     INDEX,
@@ -30,8 +30,6 @@ from megarl.weights.checkpoint_files import (
 from megarl.weights.exchange import iter_hf_tensors, load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import BareModel, NameMap
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def kind_of(folder: Path) -> str:
@@ -73,7 +71,7 @@ def convert(source: Path, target: Path, *, layout: Layout, config_folder: Path |
     config = read_config(described_by)
     platform = Platform.detect()
     groups = initialize(layout, platform, seed=0)
-    settings = ModelSettings(_dtype(config, dtype))
+    settings = ModelSettings.model_validate({"dtype": _dtype(config, dtype)})
     family = family_of(config)
     architecture = family.architecture(config)
     chunks = build_model(architecture, layout, platform, settings)
@@ -85,20 +83,21 @@ def convert(source: Path, target: Path, *, layout: Layout, config_folder: Path |
         _write_megatron(target, name_map, groups, described_by, config)
     else:
         load_weights(source, chunks)
-        _write_huggingface(target, name_map, groups, described_by, config, settings.params_dtype)
+        _write_huggingface(target, name_map, groups, described_by, config, DTYPES[settings.dtype])
     groups.barrier()
     tensors = sum(len(item.hf) for item in name_map.items)
     other = "Megatron checkpoint" if direction == "huggingface" else "Hugging Face folder"
-    return f"{target}: {other}, {family.name}, {tensors} Hugging Face tensors, {settings.params_dtype}"
+    return f"{target}: {other}, {family.name}, {tensors} Hugging Face tensors, {settings.dtype}"
 
 
-def _dtype(config: HFConfig, asked: str) -> torch.dtype:
+def _dtype(config: HFConfig, asked: str) -> str:
+    """Return "float32" or "bfloat16". Raises UserError for another type."""
     name = asked
     if asked == "auto":
         name = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in DTYPES:
         raise UserError(f"dtype {name!r} is not supported; set --dtype to {' or '.join(DTYPES)}")
-    return DTYPES[name]
+    return name
 
 
 def _write_megatron(

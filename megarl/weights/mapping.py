@@ -15,7 +15,7 @@ from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from megarl.megatron.architecture import Architecture
-from megarl.megatron.layout import Layout
+from megarl.megatron.settings import Layout
 from megarl.weights.families import family_of
 from megarl.weights.families.base import expand
 

@@ -22,11 +22,10 @@ from megarl.algorithms import Sources, get_recipe
 from megarl.data.packing import make_micro_batches
 from megarl.megatron.critic import Critic
 from megarl.megatron.groups import Groups, initialize
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.policy import Policy
 from megarl.megatron.reference import ReferencePolicy
+from megarl.megatron.settings import Layout, ModelSettings, OptimizerSettings
 from megarl.megatron.sharding import shard_layout
 from megarl.records import Group, MicroBatch, Prompt, Sample, WeightSpan
 from megarl.routing.agreement import routing_disagreement
@@ -40,6 +39,8 @@ from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.exchange import iter_hf_tensors, load
 from megarl.weights.families import family_of
 from megarl.weights.mapping import NameMap
+
+STILL = OptimizerSettings(lr=1e-30, clip_grad=1e30)  # leaves the weights as they are, and gradients whole
 
 
 def join(layout: dict[str, Any]) -> Groups:
@@ -63,7 +64,7 @@ def build(
         Layout(**layout),
         Platform.detect("cpu"),
         groups,
-        ModelSettings(torch.float32, **options),
+        ModelSettings(dtype="float32", **options),
         distributed_optimizer=distributed_optimizer,
     )
     name_map = NameMap(config, policy)
@@ -135,7 +136,7 @@ def layout_job(
         batches = make_minibatches(mine, 1, policy, token_budget=BUDGET, seed=0, step=0)
         return update.learn(update.score(batches))
 
-    policy.set_optimizer(OptimizerSettings(lr=1e-3, clip_grad=0.0))
+    policy.set_optimizer(OptimizerSettings(lr=1e-3, clip_grad=1e30))
     update(policy, "grpo")
     result["gradients"] = dict(iter_hf_tensors(name_map, lambda parameter: parameter.main_grad))
     policy, name_map = build(checkpoint, layout, ranks, **options)
@@ -203,7 +204,7 @@ def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase
     count = groups.max_over_replicas(len(make_micro_batches(mine, 100)))
     count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(mine, 100, count)
-    policy.set_optimizer(OptimizerSettings(lr=1e-3, warmup_steps=2, schedule="cosine", decay_steps=10))
+    policy.set_optimizer(OptimizerSettings(lr=1e-3, warmup_steps=2, schedule="cosine"), 10)
     rates, seconds = [], 0.0
     if phase == "load":
         load_checkpoint(folder, policy)
@@ -355,7 +356,7 @@ def replay_job(
     routes = [GivenRoutes(partial(store.packed, chosen, shape)) for chosen in names]
     forced = scores(routes)
     counts = policy.routing_counts()
-    policy.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
+    policy.set_optimizer(STILL)
     seen: dict[int, torch.Tensor] = {}
 
     def loss(_: MicroBatch, logprobs: torch.Tensor, entropies: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -391,7 +392,7 @@ def replay_job(
 def balance_job(checkpoint: Path, layout: dict[str, Any], **options: Any) -> dict[str, Any]:
     """The gradient of the load-balancing loss alone, on one micro-batch."""
     policy, name_map = build(checkpoint, layout, distributed_optimizer=False, **options)
-    policy.set_optimizer(OptimizerSettings(lr=0.0, clip_grad=0.0))
+    policy.set_optimizer(STILL)
     sequences = [s for s in make_samples(9, policy.architecture.vocab_size) if s.tokens % 4 == 0]
     micro_batches = make_micro_batches(sequences, 10_000)
     policy.step(micro_batches, lambda micro_batch, logprobs, entropies: (0.0 * logprobs.sum(), None))
@@ -410,7 +411,7 @@ def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:
         return {n: t.clone() for n, t in iter_hf_tensors(name_map) if n.endswith("e_score_correction_bias")}
 
     policy, name_map = build(checkpoint, {"expert": 2}, ranks, **options)
-    policy.set_optimizer(OptimizerSettings(lr=0.0))
+    policy.set_optimizer(STILL)
     before = biases(name_map)
     batch = make_micro_batches(make_samples(9, policy.architecture.vocab_size), 10_000)
     for _ in range(2):
@@ -421,6 +422,6 @@ def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:
     ranks.barrier()
     save_checkpoint(folder, policy)
     again, other_map = build(checkpoint, {"expert": 2}, ranks, **options)
-    again.set_optimizer(OptimizerSettings(lr=0.0))
+    again.set_optimizer(STILL)
     load_checkpoint(folder, again)
     return {"before": before, "after": after, "loaded": biases(other_map)}

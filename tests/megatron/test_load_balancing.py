@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from megarl.errors import UserError
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import ModelSettings, transformer_config
+from megarl.megatron.model import transformer_config
 from megarl.megatron.platform import Platform
+from megarl.megatron.settings import Layout, ModelSettings
 from megarl.weights.checkpoint_files import read_config
 from megarl.weights.families import family_of
 from tests.megatron.jobs import balance_job, bias_job
@@ -73,6 +73,6 @@ def test_a_bias_is_updated_kept_and_streamed(ranks: RankPool, tmp_path: Path) ->
 
 def test_a_bias_needs_a_router_that_has_one(moe_checkpoint: Path) -> None:
     config = read_config(moe_checkpoint)
-    settings = ModelSettings(torch.float32, load_balancing="bias")
+    settings = ModelSettings(dtype="float32", load_balancing="bias")
     with pytest.raises(UserError, match="does not have"):
         transformer_config(family_of(config).architecture(config), Layout(), Platform.detect("cpu"), settings)

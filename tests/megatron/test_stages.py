@@ -6,13 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from megatron.core.transformer import TransformerConfig
 
 from megarl.errors import UserError
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import Architecture, ModelSettings, _last_stage, check_fits, transformer_config
+from megarl.megatron.model import Architecture, _last_stage, check_fits, transformer_config
 from megarl.megatron.platform import Platform
+from megarl.megatron.settings import Layout, ModelSettings
 
 SIZES = {
     "num_layers": 5,
@@ -27,7 +26,7 @@ MOE = Architecture({**SIZES, **EXPERTS, "moe_layer_freq": [0, 1, 1, 1, 1]}, 101,
 
 
 def configured(layout: Layout, **extra: Any) -> TransformerConfig:
-    settings = ModelSettings(torch.float32, extra=extra)
+    settings = ModelSettings(dtype="float32", transformer=extra)
     return transformer_config(DENSE, layout, Platform.detect("cpu"), settings)
 
 

@@ -5,12 +5,15 @@ import math
 import pytest
 
 from megarl.errors import UserError
-from megarl.monitor.alarms import DEFAULT_RULES, AlarmRule, AlarmStop, AlarmWatch, stop_if_told
+from megarl.monitor.alarms import DEFAULT_RULES, AlarmStop, AlarmWatch, stop_if_told
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import UnregisteredMetric
+from megarl.monitor.settings import AlarmRule
 from megarl.records import StepStats
 
-HIGH = AlarmRule("train/grad_norm", "above", 10.0, patience=2, advice="Lower the learning rate.")
+HIGH = AlarmRule(
+    metric="train/grad_norm", when="above", threshold=10.0, patience=2, advice="Lower the learning rate."
+)
 
 
 def steps_that_ring(watch: AlarmWatch, values: list[float | None], start: int = 0) -> list[int]:
@@ -29,7 +32,7 @@ def test_an_alarm_rings_once_when_its_patience_ends_and_again_only_after_it_was_
 
 def test_rules_that_share_a_condition_each_ring_when_their_own_patience_ends() -> None:
     """As when a user asks a default rule to stop the run, too."""
-    stops = AlarmRule("train/grad_norm", "above", 10.0, patience=4, action="stop")
+    stops = AlarmRule(metric="train/grad_norm", when="above", threshold=10.0, patience=4, action="stop")
     watch = AlarmWatch([HIGH, stops], default_registry())
     assert steps_that_ring(watch, [11] * 6) == [1, 3]
 
@@ -57,8 +60,8 @@ def test_a_number_that_is_not_finite_stops_training_with_advice(value: float) ->
 
 
 def test_nan_is_neither_above_nor_below() -> None:
-    assert not AlarmRule("train/lr", "above", 0.0).holds(math.nan)
-    assert not AlarmRule("train/lr", "below", 0.0).holds(math.nan)
+    assert not AlarmRule(metric="train/lr", when="above", threshold=0.0).holds(math.nan)
+    assert not AlarmRule(metric="train/lr", when="below", threshold=0.0).holds(math.nan)
 
 
 def test_a_warning_does_not_stop() -> None:
@@ -71,14 +74,14 @@ def test_a_warning_does_not_stop() -> None:
 
 def test_a_rule_about_a_metric_nobody_logs_is_refused() -> None:
     with pytest.raises(UnregisteredMetric, match="train/grad_nrom"):
-        AlarmWatch([AlarmRule("train/grad_nrom", "above", 1.0)], default_registry())
+        AlarmWatch([AlarmRule(metric="train/grad_nrom", when="above", threshold=1.0)], default_registry())
 
 
 def test_a_threshold_is_given_exactly_where_it_means_something() -> None:
     with pytest.raises(ValueError, match="threshold"):
-        AlarmRule("train/lr", "above")
+        AlarmRule(metric="train/lr", when="above")
     with pytest.raises(ValueError, match="threshold"):
-        AlarmRule("train/lr", "not_finite", 1.0)
+        AlarmRule(metric="train/lr", when="not_finite", threshold=1.0)
 
 
 def test_a_well_going_run_rings_no_default_alarm() -> None:

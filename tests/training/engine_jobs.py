@@ -11,7 +11,7 @@ import torch
 
 from megarl.errors import UserError
 from megarl.megatron.groups import initialize
-from megarl.megatron.layout import Layout
+from megarl.megatron.settings import Layout
 from megarl.megatron.platform import Platform
 from megarl.records import Prompt
 from megarl.rollout.engine import SamplingParams

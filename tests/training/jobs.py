@@ -28,8 +28,8 @@ from megarl.training.resolve import resolve
 from megarl.training.run import Run, open_run
 from megarl.training.saving import Saver
 from megarl.training.scoring import audit, with_engine_routes
-from megarl.training.stages import Stage, open_stage
 from megarl.training.stages.rl import RlStage
+from megarl.training.stages.stage import Stage
 from megarl.training.state import (
     RunState,
     checkpoints_folder,
@@ -54,7 +54,7 @@ def open_tiny(folder: Path, *words: str) -> Run:
 def opened(run: Run, name: str) -> Stage:
     """A stage of the run, whose optimizer is the cold start's in all of them."""
     (plan,) = (stage for stage in run.plan.stages if stage.name == name)
-    return open_stage(run, plan)
+    return plan.settings.open(run, plan)
 
 
 def prepared(run: Run, name: str) -> Any:

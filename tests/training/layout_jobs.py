@@ -14,8 +14,9 @@ from megarl.algorithms import resolve_sources
 from megarl.algorithms.recipes import make_recipe
 from megarl.data.packing import gather_response, make_micro_batches
 from megarl.megatron.critic import Critic
-from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.policy import Policy
 from megarl.megatron.reference import ReferencePolicy
+from megarl.megatron.settings import OptimizerSettings
 from megarl.records import Batch, Group, WeightSpan
 from megarl.routing.store import RouteStore
 from megarl.training.minibatches import draw_audit, make_minibatches

@@ -14,10 +14,9 @@ from megarl.data.packing import make_micro_batches
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import save_checkpoint
 from megarl.megatron.groups import Groups, initialize
-from megarl.megatron.layout import Layout
-from megarl.megatron.model import ModelSettings
 from megarl.megatron.platform import Platform
-from megarl.megatron.policy import OptimizerSettings, Policy
+from megarl.megatron.policy import Policy
+from megarl.megatron.settings import Layout, ModelSettings, OptimizerSettings
 from megarl.weights.checkpoint_files import CheckpointReader, read_config, write_checkpoint
 from megarl.weights.convert import convert
 from megarl.weights.exchange import iter_hf_tensors, load
@@ -45,7 +44,7 @@ class World:
             self.layout,
             self.platform,
             self.groups,
-            ModelSettings(torch.float32),
+            ModelSettings(dtype="float32"),
             distributed_optimizer=self.layout.context == 1,  # it would leave each rank a part of the gradient
         )
         return policy, NameMap(config, policy)

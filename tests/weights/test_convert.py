@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from megarl.cli import main
 from megarl.errors import UserError
 from megarl.launcher import fewest_ranks
-from megarl.megatron.layout import Layout
+from megarl.megatron.settings import Layout
 from megarl.weights.convert import check
 from tests.disk import full_disk
 from tests.models import tiny_tokenizer

@@ -16,9 +16,10 @@ from megarl.training.clock import Clock
 from megarl.training.engines import EngineHandle, sync_weights
 from megarl.training.minibatches import draw_audit
 from megarl.training.resolve import StagePlan
-from megarl.training.run import Run, optimizer_settings
+from megarl.training.run import Run
 from megarl.training.scoring import audit, store_metrics, with_engine_routes
 from megarl.training.sources.rollouts import Rollouts, RolloutSettings
+from megarl.training.stages.settings import RlSettings
 from megarl.training.stages.stage import AuxiliaryModels, Stage
 from megarl.training.update import PolicyUpdate
 from megarl.weights.exchange import iter_hf_tensors
@@ -35,6 +36,7 @@ class RlStage(Stage):
     def __init__(
         self,
         plan: StagePlan,
+        settings: RlSettings,
         config: Config,
         update: PolicyUpdate,
         source: Rollouts,
@@ -43,18 +45,18 @@ class RlStage(Stage):
         clock: Clock,
     ) -> None:
         super().__init__(plan.name, plan.steps, source, update.models)
-        self.config, self.update, self.engine = config, update, engine
+        self.settings, self.config, self.update, self.engine = settings, config, update, engine
         self.name_map, self.clock, self.policy = name_map, clock, update.policy
 
     def prepare(self) -> None:
-        settings, recipe = self.config.rl, self.update.recipe
+        settings, recipe = self.settings, self.update.recipe
         optimizer_steps = self.steps * self.source.settings.minibatches
-        self.policy.set_optimizer(optimizer_settings(settings.optimizer, optimizer_steps))
+        self.policy.set_optimizer(settings.optimizer, optimizer_steps)
         if "ref_logprobs" in recipe.needs:
             self.models.reference = ReferencePolicy(self.policy)
         if "values" in recipe.needs:
             self.models.critic = Critic(self.policy)
-            self.models.critic.set_optimizer(optimizer_settings(settings.critic.optimizer, optimizer_steps))
+            self.models.critic.set_optimizer(settings.critic.optimizer, optimizer_steps)
 
     def step(self, step: int, policy_version: int) -> dict[str, float]:
         """Sample, score, learn, sync."""
@@ -72,14 +74,14 @@ class RlStage(Stage):
         with self.clock.phase("sync"):
             tensors = iter_hf_tensors(self.name_map)
             metrics |= sync_weights(self.engine, tensors, self.policy.groups, version=policy_version + 1)
-        replace_every = self.config.rl.reference.replace_every
+        replace_every = self.settings.reference.replace_every
         if self.models.reference is not None and replace_every and step % replace_every == 0:
             self.models.reference.replace()
         return metrics | self.source.metrics | self._timings(time.perf_counter() - start)
 
     def _audit(self, batches: Sequence[Batch], step: int) -> dict[str, float]:
         """Every `rl.audit_every` steps, compare a sample's log-probabilities from engine and trainer."""
-        settings, replicas = self.config.rl, self.policy.groups.replica_count
+        settings, replicas = self.settings, self.policy.groups.replica_count
         if not settings.audit_every or step % settings.audit_every:
             return {}
         drawn = draw_audit(
@@ -112,13 +114,13 @@ class RlStage(Stage):
         return step == self.steps or bool(every and step % every == 0)
 
 
-def open_stage(run: Run, plan: StagePlan) -> RlStage:
+def open_stage(run: Run, plan: StagePlan, rl: RlSettings) -> RlStage:
     """Open the stage on this rank."""
     config, recipe, sources = run.plan.config, run.plan.recipe, run.plan.sources
-    wants_routes = sources.routing_replay == "engine" or config.rl.compare_routes
+    wants_routes = sources.routing_replay == "engine" or rl.compare_routes
     settings = RolloutSettings(
-        prompts=config.rl.prompts_per_step,
-        group_size=config.rl.group_size,
+        prompts=rl.prompts_per_step,
+        group_size=rl.group_size,
         sampling=SamplingParams(
             max_new_tokens=config.sampling.max_new_tokens,
             temperature=config.sampling.temperature,
@@ -129,13 +131,13 @@ def open_stage(run: Run, plan: StagePlan) -> RlStage:
         ),
         rewards=config.rewards,
         dynamic_sampling=recipe.dynamic_sampling,
-        sampling_rounds=config.rl.sampling_rounds,
+        sampling_rounds=rl.sampling_rounds,
         greedy="greedy_rewards" in recipe.needs,
-        max_staleness=config.rl.max_staleness,
-        stale_responses=config.rl.stale_responses,
+        max_staleness=rl.max_staleness,
+        stale_responses=rl.stale_responses,
         minibatches=run.plan.minibatches,
         token_budget=config.batching.micro_batch_tokens,
-        routes_in_memory=config.rl.routes_in_memory_mib << 20 if wants_routes else None,
+        routes_in_memory=rl.routes_in_memory_mib << 20 if wants_routes else None,
         seed=config.seed,
     )
     writer = SampleWriter(run.plan.folder, every=config.log.samples_every, enabled=run.groups.is_main)
@@ -157,4 +159,4 @@ def open_stage(run: Run, plan: StagePlan) -> RlStage:
         temperature=config.sampling.temperature,
         max_new_tokens=config.sampling.max_new_tokens,
     )
-    return RlStage(plan, config, update, source, run.engine_handle, run.name_map, run.clock)
+    return RlStage(plan, rl, config, update, source, run.engine_handle, run.name_map, run.clock)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megarl.algorithms import add_token_weights
-from megarl.config.schema import Sft
 from megarl.megatron.policy import Policy
 from megarl.training.clock import Clock
 from megarl.training.learning import learn
 from megarl.training.objectives.cross_entropy import CrossEntropy
 from megarl.training.resolve import StagePlan
-from megarl.training.run import Run, optimizer_settings
+from megarl.training.run import Run
 from megarl.training.sources.demonstrations import DemonstrationBatches
+from megarl.training.stages.settings import SftSettings
 from megarl.training.stages.stage import AuxiliaryModels, Stage
 
 
@@ -25,7 +25,7 @@ class SftStage(Stage):
     def __init__(
         self,
         plan: StagePlan,
-        settings: Sft,
+        settings: SftSettings,
         policy: Policy,
         source: DemonstrationBatches,
         clock: Clock,
@@ -37,7 +37,7 @@ class SftStage(Stage):
         self.objective = CrossEntropy()
 
     def prepare(self) -> None:
-        self.policy.set_optimizer(optimizer_settings(self.settings.optimizer, self.steps))
+        self.policy.set_optimizer(self.settings.optimizer, self.steps)
 
     def step(self, step: int, policy_version: int) -> dict[str, float]:
         """Learn from the next batch of demonstrations."""
@@ -68,14 +68,14 @@ class SftStage(Stage):
         return bool(self.save_every) and step % self.save_every == 0 and step < self.steps
 
 
-def open_stage(run: Run, plan: StagePlan) -> SftStage:
+def open_stage(run: Run, plan: StagePlan, settings: SftSettings) -> SftStage:
     """Open the stage on this rank."""
     config = run.plan.config
     assert run.demonstrations is not None
     source = DemonstrationBatches(
         run.demonstrations,
         run.policy,
-        batch_size=config.sft.batch_size,
+        batch_size=settings.batch_size,
         token_budget=config.batching.micro_batch_tokens,
     )
-    return SftStage(plan, config.sft, run.policy, source, run.clock, save_every=config.checkpoint.sft_every)
+    return SftStage(plan, settings, run.policy, source, run.clock, save_every=config.checkpoint.sft_every)
