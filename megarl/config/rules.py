@@ -34,7 +34,6 @@ RULES: tuple[Rule, ...] = (
         lambda c: (c.rewards.soft_overlong or 0) > c.sampling.max_new_tokens,
         "the punishment would begin before the first token: at most sampling.max_new_tokens",
     ),
-    Rule("sampling.top_k", lambda c: c.sampling.top_k == 0, "0 keeps no token: -1 keeps all"),
 )
 
 

@@ -11,8 +11,8 @@ import torch
 
 from megarl.errors import UserError
 from megarl.megatron.groups import initialize
-from megarl.megatron.settings import Layout
 from megarl.megatron.platform import Platform
+from megarl.megatron.settings import Layout
 from megarl.records import Prompt
 from megarl.rollout.engine import SamplingParams
 from megarl.rollout.sampling import sample_groups

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from megarl.training.make_model import made_config
+from transformers import Qwen3MoeConfig
 
 from megarl.config.load import make_config
 from megarl.rollout.sglang.engine import SGLangEngine
@@ -34,7 +34,7 @@ def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
         monkeypatch.setenv(name, value)
     python = tmp_path / "python"
     python.touch(mode=0o755)
-    made = made_config({"model_type": "qwen3_moe", "num_hidden_layers": 2})
+    made = Qwen3MoeConfig(num_hidden_layers=2, architectures=["Qwen3MoeForCausalLM"])
     made.save_pretrained(tmp_path)
     config = make_config(
         {
