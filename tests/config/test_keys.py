@@ -48,7 +48,7 @@ def test_a_key_is_explained_where_it_stands(key: str, told: str) -> None:
         ("modle.path", "unknown key 'modle'. Did you mean 'model'"),
         ("rl.grup_size", "Did you mean 'group_size'"),
         ("algorithm.clip_low", "`megarl algorithms NAME`"),
-        ("model.make.hidden_size", "model.make has no keys of megarl's own"),
+        ("model.transformer.num_layers", "model.transformer has no keys of megarl's own"),
         ("nope", "Known there: alarms, algorithm"),
     ],
 )
