@@ -24,7 +24,7 @@ from megarl.algorithms import (
     token_weights,
     value_loss,
 )
-from megarl.algorithms.metrics import Metric, Metrics
+from megarl.algorithms.metrics import PartialMetric, Metrics
 from megarl.algorithms.recipe import Sources
 from megarl.data.packing import make_micro_batches, micro_batch_count, scatter_response
 from megarl.megatron.critic import Critic
@@ -429,7 +429,7 @@ class Updater:
         """A step's metrics, on every stage, on the CPU: a tensor arrives where the sender had it, and its GPU is not
         ours."""
         own = {
-            name: Metric(metric.kind, metric.value.cpu())
+            name: PartialMetric(metric.kind, metric.value.cpu())
             for name, metric in combine(result.collected).items()
         }
         return self.policy.groups.share_from_last_stage(own)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megarl.algorithms import (
     METRICS,
     RECIPES,
-    Metric,
+    PartialMetric,
     average_steps,
     combine,
     finalize,
@@ -202,8 +202,8 @@ def test_a_largest_value_that_is_not_a_number_is_logged_as_such() -> None:
 
 
 def test_names_that_only_some_micro_batches_have_are_kept() -> None:
-    one = {"a": Metric("sum", torch.tensor([1.0], dtype=torch.float64))}
-    other = {"b": Metric("max", torch.tensor([2.0], dtype=torch.float64))}
+    one = {"a": PartialMetric("sum", torch.tensor([1.0], dtype=torch.float64))}
+    other = {"b": PartialMetric("max", torch.tensor([2.0], dtype=torch.float64))}
     assert finalize(combine([one, other, one])) == {"a": 2.0, "b": 2.0}
     assert finalize(combine([])) == {}
 

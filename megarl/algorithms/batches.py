@@ -1,0 +1,175 @@
+"""Advantages and token weights as columns of a rollout's micro-batches: what the trainer calls.
+
+    batches = assign_advantages(batches, recipe, reduce_sum)        # the whole rollout, every mini-batch of it
+    batch, totals = add_token_weights(batch, recipe, max_length=..., reduce_sum=reduce_sum)
+
+The rest of this room are functions of tensors, which these two call on records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from megarl.algorithms.advantages import Rewards, TokenRewards, is_last, whiten
+from megarl.algorithms.kl import kl_estimate
+from megarl.algorithms.recipe import Recipe
+from megarl.algorithms.responses import Responses, SumReduce, clean
+from megarl.algorithms.weights import Totals, active_tokens, local_totals, token_weights
+from megarl.records import Batch, MicroBatch
+
+
+class _Packed(NamedTuple):
+    """A micro-batch with what its tokens' advantages are made of.
+
+    rows: int64 [sequences], in the rollout. penalty: float32 [tokens], the KL in the reward, negated and
+    weighted; 0 where there is none.
+    """
+
+    micro_batch: MicroBatch
+    rows: Tensor
+    responses: Responses
+    penalty: Tensor
+
+    def spread(self, per_response: Tensor) -> Tensor:
+        """float64 [tokens]: a value for each response of the rollout, at the active tokens of those here."""
+        values = self.responses.spread(per_response[self.rows], torch.float64)
+        return torch.where(self.micro_batch.mask, values, 0.0)
+
+
+def assign_advantages(batches: Sequence[Batch], recipe: Recipe, reduce_sum: SumReduce) -> list[Batch]:
+    """Return a rollout's mini-batches with their columns "advantages" and, with a critic, "returns".
+
+    batches: everything that this replica learns from until it samples again; group ids are unique among them.
+    Their micro-batches have the columns "old_logprobs", "ref_logprobs", "values" where `recipe.needs` says so.
+    reduce_sum: sums a small float64 vector over data-parallel replicas. Where the recipe whitens, every
+    replica calls it twice, also one without responses.
+
+    advantages, returns: float32 [tokens], 0 where masked. A response without a reward (NaN; with greedy
+    baselines also where that is NaN) is left out of its group's statistics and has advantage 0. returns are
+    what the critic should say: the advantage before whitening, plus the value. Raises ValueError for a missing
+    or misshapen column and for an infinite reward.
+    """
+    packed = _pack(batches, recipe)
+    rewards = _rewards(batches, recipe, packed)
+    part = recipe.parts["advantage"]
+    per_response = None if part.per_token else recipe.use("advantage")(rewards)
+    counted = [p.spread(rewards.scored) > 0 for p in packed]
+    raw = [_raw(recipe, rewards, per_response, p, active) for p, active in zip(packed, counted, strict=True)]
+    final = whiten(raw, counted, reduce_sum) if part.whitened else raw
+    learns = torch.where(rewards.flat(), 0.0, rewards.scored) if part.compares_group else rewards.scored
+    columns = []
+    for p, advantages, before, active in zip(packed, final, raw, counted, strict=True):
+        columns.append({"advantages": torch.where(p.spread(learns) > 0, advantages, 0.0).float()})
+        if "values" in part.needs:
+            values = _column(recipe, p.micro_batch, "values")
+            columns[-1]["returns"] = torch.where(active, before + values, 0.0).float()
+    rest = iter(columns)
+    names = ("advantages", "returns") if "values" in part.needs else ("advantages",)
+
+    def completed(micro_batch: MicroBatch) -> MicroBatch:
+        if len(micro_batch.rows):
+            return micro_batch.with_columns(**next(rest))
+        return micro_batch.with_columns(**{name: torch.zeros(micro_batch.tokens) for name in names})
+
+    return [replace(b, micro_batches=tuple(map(completed, b.micro_batches))) for b in batches]
+
+
+def _raw(
+    recipe: Recipe, rewards: Rewards, per_response: Tensor | None, packed: _Packed, counted: Tensor
+) -> Tensor:
+    """float64 [tokens]: a micro-batch's advantages before whitening, 0 where not counted."""
+    part = recipe.parts["advantage"]
+    if per_response is not None:
+        raw = torch.where(counted, packed.spread(per_response), 0.0)
+        if not (part.kl_to_go and recipe.has_reward_kl):
+            return raw
+    else:
+        raw = torch.zeros(len(counted), dtype=torch.float64)
+    index = counted.nonzero().squeeze(1)
+    rows = packed.responses.rows[index]
+    penalty = packed.penalty[index].double()
+    reward = torch.where(is_last(rows), packed.spread(rewards.reward)[index], 0.0) + penalty
+    value = torch.zeros_like(reward)
+    if "values" in part.needs:
+        value = _column(recipe, packed.micro_batch, "values")[index].double()
+    tokens = TokenRewards(reward, value, rows)
+    raw[index] += recipe.use("advantage")(tokens) if part.per_token else tokens.sum_to_go(penalty)
+    return raw
+
+
+def add_token_weights(
+    batch: Batch, mode: str | Recipe, *, max_length: int | None = None, reduce_sum: SumReduce
+) -> tuple[Batch, Totals]:
+    """Return one optimizer step's data with the column "weights", and the counts that they are made of.
+
+    mode, max_length: as in `token_weights`. reduce_sum: sums int64 [3] over data-parallel replicas. weights:
+    float32 [tokens], 0 where masked. Where `totals.tokens` is 0 there is nothing to learn from anywhere.
+    """
+    lengths = torch.zeros_like(batch.group_ids)
+    for micro_batch in (m for m in batch.micro_batches if len(m.rows)):
+        lengths[micro_batch.rows] = active_tokens(mask=micro_batch.mask, cu_seqlens=micro_batch.cu_seqlens)
+    totals = local_totals(lengths=lengths, group_ids=batch.group_ids, max_length=max_length)
+    totals = totals._replace(counts=reduce_sum(totals.counts))
+
+    def weighted(micro_batch: MicroBatch) -> MicroBatch:
+        rows = micro_batch.rows
+        if not len(rows):
+            return micro_batch.with_columns(weights=torch.zeros(micro_batch.tokens))
+        weights = token_weights(
+            mode,
+            mask=micro_batch.mask,
+            cu_seqlens=micro_batch.cu_seqlens,
+            group_ids=batch.group_ids[rows],
+            totals=totals.select(rows),
+        )
+        return micro_batch.with_columns(weights=weights)
+
+    return replace(batch, micro_batches=tuple(map(weighted, batch.micro_batches))), totals
+
+
+def _pack(batches: Sequence[Batch], recipe: Recipe) -> list[_Packed]:
+    """Micro-batches with responses, in order; fillers have none."""
+    starts = accumulate((len(b.group_ids) for b in batches), initial=0)
+    return [
+        _Packed(m, m.rows + start, Responses.of(m.mask, m.cu_seqlens), _penalty(recipe, m))
+        for b, start in zip(batches, starts, strict=False)
+        for m in b.micro_batches
+        if len(m.rows)
+    ]
+
+
+def _penalty(recipe: Recipe, micro_batch: MicroBatch) -> Tensor:
+    if not recipe.has_reward_kl:
+        return torch.zeros(micro_batch.tokens)
+    old, reference = (_column(recipe, micro_batch, name) for name in ("old_logprobs", "ref_logprobs"))
+    return -recipe.kl_coef * kl_estimate(recipe.use("kl"), old, reference).value.detach()
+
+
+def _rewards(batches: Sequence[Batch], recipe: Recipe, packed: Sequence[_Packed]) -> Rewards:
+    """The rollout's rewards; a KL in the reward is taken from them unless it comes token by token."""
+    part = recipe.parts["advantage"]
+    nothing = torch.empty(0)
+    rewards = torch.cat([nothing, *(b.rewards for b in batches)])
+    greedy = torch.cat([nothing, *(b.greedy_rewards for b in batches)])
+    lengths, penalties = torch.zeros(2, len(rewards), dtype=torch.float64)
+    for p in packed:
+        lengths[p.rows], penalties[p.rows] = p.responses.active, p.responses.sum(p.penalty)
+    by_token = part.per_token or part.kl_to_go
+    return Rewards.of(
+        rewards if by_token else rewards + penalties,
+        torch.cat([nothing.long(), *(b.group_ids for b in batches)]),
+        lengths=lengths,
+        greedy_rewards=greedy if "greedy_rewards" in recipe.needs else None,
+    )
+
+
+def _column(recipe: Recipe, micro_batch: MicroBatch, name: str) -> Tensor:
+    if name not in micro_batch.columns:
+        raise ValueError(f"{recipe.name}: the column {name!r} is needed by its advantages")
+    return clean(micro_batch.mask, micro_batch.columns[name], name)
