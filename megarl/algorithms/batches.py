@@ -114,7 +114,7 @@ def add_token_weights(
     lengths = torch.zeros_like(batch.group_ids)
     for micro_batch in (m for m in batch.micro_batches if len(m.rows)):
         lengths[micro_batch.rows] = active_tokens(mask=micro_batch.mask, cu_seqlens=micro_batch.cu_seqlens)
-    totals = local_totals(lengths=lengths, group_ids=batch.group_ids, max_length=max_length)
+    totals = local_totals(lengths=lengths, group_ids=batch.group_ids)
     totals = totals._replace(counts=reduce_sum(totals.counts))
 
     def weighted(micro_batch: MicroBatch) -> MicroBatch:
@@ -126,6 +126,7 @@ def add_token_weights(
             mask=micro_batch.mask,
             cu_seqlens=micro_batch.cu_seqlens,
             group_ids=batch.group_ids[rows],
+            max_length=max_length,
             totals=totals.select(rows),
         )
         return micro_batch.with_columns(weights=weights)

@@ -75,10 +75,11 @@ class Setting:
                 hint = did_you_mean(str(value), self.kind)
                 raise UserError(f"{where} is {value!r}, it must be one of {', '.join(self.kind)}.{hint}")
             return
+        number: float = value
         words, accepted = KINDS[self.kind]
         if not isinstance(value, accepted) or isinstance(value, bool) != (self.kind is bool):
             raise UserError(f"{where} is {value!r}, it must be {words}")
-        if not (self.above < float(value) and self.at_least <= float(value) <= self.at_most):
+        if not (self.above < number and self.at_least <= number <= self.at_most):
             raise UserError(f"{where} is {value!r}, it must be {self.bounds}")
 
     @property

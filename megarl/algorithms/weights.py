@@ -25,7 +25,7 @@ class Totals(NamedTuple):
         Summed over replicas; a group lives on one replica, so nothing is counted twice.
     response_tokens: int64 [responses], active tokens of each.
     group_tokens: int64 [responses], active tokens of each response's whole group in this optimizer step.
-    max_length: the generation budget in tokens; None where the mode doesn't need it.
+    max_length: the generation budget in tokens, where it is known.
     """
 
     counts: Tensor
@@ -92,7 +92,7 @@ def active_tokens(*, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
     return Responses.of(mask, cu_seqlens).active.long()
 
 
-def local_totals(*, lengths: Tensor, group_ids: Tensor, max_length: int | None = None) -> Totals:
+def local_totals(*, lengths: Tensor, group_ids: Tensor) -> Totals:
     """Totals of the responses that this replica brings to one optimizer step, ready to be summed over
     replicas.
 
@@ -108,7 +108,7 @@ def local_totals(*, lengths: Tensor, group_ids: Tensor, max_length: int | None =
         0, group, lengths
     )
     counts = torch.stack([lengths.sum(), (lengths > 0).sum(), (per_group > 0).sum()])
-    return Totals(counts, lengths, per_group[group], max_length)
+    return Totals(counts, lengths, per_group[group])
 
 
 def token_weights(
@@ -130,7 +130,8 @@ def token_weights(
     """
     responses = Responses.of(mask, cu_seqlens)
     if totals is None:
-        totals = local_totals(lengths=responses.active, group_ids=group_ids, max_length=max_length)
+        totals = local_totals(lengths=responses.active, group_ids=group_ids)
+    totals = totals._replace(max_length=max_length)
     if isinstance(mode, Recipe):
         denominator = mode.use("weights")(totals)
     else:

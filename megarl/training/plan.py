@@ -25,11 +25,11 @@ REPLAY = {
 def further_passes(run: Run) -> list[str]:
     """What the algorithm asks for beyond the policy's own passes."""
     recipe, found = run.recipe, []
-    if recipe.needs_reference:
+    if "ref_logprobs" in recipe.needs:
         found.append("one forward pass of the frozen reference policy, for the KL, with live routing")
-    if recipe.needs_critic:
+    if "values" in recipe.needs:
         found.append("one forward pass of the critic, and a step of its own with every optimizer step")
-    if recipe.needs_greedy:
+    if "greedy_rewards" in recipe.needs:
         found.append("one greedy response to every prompt, whose reward is the baseline")
     if every := run.config.rl.audit_every:
         found.append(

@@ -81,7 +81,7 @@ def _sample_round(
     config, groups = run.config, run.groups
     sampled = None
     if groups.is_leader:
-        total = len(prompts) * (config.rl.group_size + run.recipe.needs_greedy)
+        total = len(prompts) * (config.rl.group_size + ("greedy_rewards" in run.recipe.needs))
         with progress(f"Step {step}: generating", total, unit="responses", enabled=groups.is_main) as bar:
             sampled = sample_groups(
                 engine_of(run),
@@ -101,7 +101,7 @@ def _sample_round(
                 step=step,
                 place=place,
                 return_routes=store is not None,
-                greedy=run.recipe.needs_greedy,
+                greedy="greedy_rewards" in run.recipe.needs,
                 on_response=bar.advance,
             )
     return share_groups(run, sampled, store)

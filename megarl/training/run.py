@@ -135,9 +135,9 @@ class Run:
 
     def make_extras(self) -> None:
         """The reference and the critic that the algorithm needs, from the policy of now. Collective."""
-        if self.recipe.needs_reference:
+        if "ref_logprobs" in self.recipe.needs:
             self.extras.reference = ReferencePolicy(self.policy)
-        if self.recipe.needs_critic:
+        if "values" in self.recipe.needs:
             self.extras.critic = Critic(self.policy)
             section, steps = self.config.rl.critic.optimizer, self.config.rl.steps * self.minibatches
             self.extras.critic.set_optimizer(optimizer_of(section, steps))

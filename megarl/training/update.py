@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,19 +12,18 @@ from torch import Tensor
 
 from megarl.algorithms import (
     Recipe,
+    add_token_weights,
+    advantage_metrics,
+    assign_advantages,
     average_steps,
     combine,
-    compute_advantages,
     finalize,
-    local_totals,
     mismatch_metrics,
     policy_loss,
     reduce_metrics,
-    token_advantages,
-    token_weights,
     value_loss,
 )
-from megarl.algorithms.metrics import PartialMetric, Metrics
+from megarl.algorithms.metrics import Metrics, PartialMetric
 from megarl.algorithms.recipe import Sources
 from megarl.data.packing import make_micro_batches, micro_batch_count, scatter_response
 from megarl.megatron.critic import Critic
@@ -165,20 +164,28 @@ class Updater:
         Collective. A mini-batch without an active token anywhere takes no optimizer step and is counted.
         """
         passes = self._passes(batches, store)
-        advantages, returns = self._advantages(batches, passes)
+        batches = self._with_advantages(batches, passes)
         parts: list[Metrics] = []
         results: list[StepResult] = []
         counts: list[RoutingCounts] = []
         has_routes = store is not None or passes.routes is not None
         forced = self.settings.sources.routing_replay != "off"
-        totals_of = [self._totals(batch) for batch in batches]
-        learned_from = [n for n, totals in enumerate(totals_of) if int(totals.counts[0])]
+        weighted = [
+            add_token_weights(
+                batch,
+                self.settings.recipe,
+                max_length=self.settings.max_new_tokens,
+                reduce_sum=self.policy.groups.sum_over_replicas,
+            )
+            for batch in batches
+        ]
+        learned_from = [n for n, (_, totals) in enumerate(weighted) if int(totals.tokens)]
         skipped = len(batches) - len(learned_from)
         for number in learned_from:
-            batch, totals = batches[number], totals_of[number]
+            batch, _ = weighted[number]
             counted = has_routes and number in (learned_from[0], learned_from[-1])
             first = number == learned_from[0]
-            loss = self._loss(number, batch, totals, passes, advantages[number], compare=first)
+            loss = self._loss(number, batch, passes, compare=first)
             result = self.policy.step(
                 batch.micro_batches,
                 loss,
@@ -191,10 +198,15 @@ class Updater:
                 counts.append(self.policy.routing_counts())
             parts.append(self._shared(result))
             if self.critic is not None and passes.values is not None:
-                value_step = self._value_loss(batch, totals, passes.values[number], returns[number])
+                value_step = self._value_loss(batch)
                 parts[-1] |= self._shared(self.critic.step(batch.micro_batches, value_step))
             results.append(result)
             skipped += not result.stepped
+        if parts:
+            parts[0] |= advantage_metrics(
+                rewards=torch.cat([b.rewards for b in batches]),
+                group_ids=torch.cat([b.group_ids for b in batches]),
+            )
         metrics = self._reduce(parts)
         metrics |= {
             "train/optimizer_steps": float(sum(r.stepped for r in results)),
@@ -239,11 +251,11 @@ class Updater:
         elif source == "recompute" or recipe.has_reward_kl:
             replayed = self.settings.sources.routing_replay == "engine"
             old = self._logprobs(batches, store if replayed else None)
-        if recipe.needs_reference:
+        if "ref_logprobs" in recipe.needs:
             assert self.reference is not None, f"{recipe.name} needs a reference policy"
             with self.reference.in_place():
                 reference = self._logprobs(batches)
-        if recipe.needs_critic:
+        if "values" in recipe.needs:
             assert self.critic is not None, f"{recipe.name} needs a critic"
             values = _by_batch(batches, self.critic.values(_all_micro_batches(batches)))
         return _Passes(old, reference, values, routes)
@@ -257,64 +269,18 @@ class Updater:
         )
         return _by_batch(batches, [logprobs for logprobs, _ in passes])
 
-    def _advantages(self, batches: Sequence[Batch], passes: _Passes) -> tuple[Vectors, Vectors]:
-        """For each micro-batch, advantages by response or by token, and a critic's returns by token. Made of the
-        whole rollout, before it is learned from."""
-        recipe = self.settings.recipe
-        rewards = torch.cat([b.rewards for b in batches])
-        group_ids = torch.cat([b.group_ids for b in batches])
-        greedy = torch.cat([b.greedy_rewards for b in batches]) if recipe.needs_greedy else None
-        reduce_sum = self.policy.groups.sum_over_replicas
-        if not recipe.has_late_advantages:
-            lengths = torch.tensor([s.active_tokens for b in batches for s in b.samples], dtype=torch.int64)
-            whole = compute_advantages(
-                recipe,
-                rewards=rewards,
-                group_ids=group_ids,
-                lengths=lengths,
-                greedy_rewards=greedy,
-                reduce_sum=reduce_sum,
-            )
-            parts = whole.split([len(b.samples) for b in batches])
-            chosen = [[part[m.rows] for m in b.micro_batches] for part, b in zip(parts, batches, strict=True)]
-            return chosen, [[] for _ in batches]
-        # rows in the order in which the micro-batches hold them; fillers, which hold none, stay out
-        real = [[m for m in b.micro_batches if len(m.rows)] for b in batches]
-        starts = np.cumsum([0, *(len(b.samples) for b in batches)])
-        nothing = torch.empty(0, dtype=torch.int64)  # of a replica all of whose groups were dropped
-        rows = torch.cat(
-            [nothing, *(m.rows + int(s) for s, ms in zip(starts, real, strict=False) for m in ms)]
-        )
-        lengths = torch.cat([nothing, *(m.cu_seqlens.diff() for ms in real for m in ms)])
-
-        def joined(vectors: Vectors | None) -> Tensor | None:
-            if vectors is None:
-                return None
-            return torch.cat(
-                [
-                    nothing.float(),
-                    *(
-                        v
-                        for vs, b in zip(vectors, batches, strict=True)
-                        for v, m in zip(vs, b.micro_batches, strict=True)
-                        if len(m.rows)
-                    ),
-                ]
-            )
-
-        made = token_advantages(
-            recipe,
-            rewards=rewards[rows],
-            group_ids=group_ids[rows],
-            mask=torch.cat([nothing.bool(), *(m.mask for ms in real for m in ms)]),
-            cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
-            old_logprobs=joined(passes.old),
-            ref_logprobs=joined(passes.reference),
-            values=joined(passes.values),
-            greedy_rewards=None if greedy is None else greedy[rows],
-            reduce_sum=reduce_sum,
-        )
-        return _by_micro_batch(batches, made.advantages), _by_micro_batch(batches, made.returns)
+    def _with_advantages(self, batches: Sequence[Batch], passes: _Passes) -> list[Batch]:
+        """The mini-batches with what the passes computed and their advantages as columns."""
+        found = {"old_logprobs": passes.old, "ref_logprobs": passes.reference, "values": passes.values}
+        with_passes = []
+        for n, batch in enumerate(batches):
+            columns = [
+                {name: vectors[n][k] for name, vectors in found.items() if vectors is not None}
+                for k in range(len(batch.micro_batches))
+            ]
+            added = [m.with_columns(**c) for m, c in zip(batch.micro_batches, columns, strict=True)]
+            with_passes.append(replace(batch, micro_batches=tuple(added)))
+        return assign_advantages(with_passes, self.settings.recipe, self.policy.groups.sum_over_replicas)
 
     def _routes(self, number: int, batch: Batch, passes: _Passes, store: RouteStore | None) -> Routes | None:
         """Of a mini-batch: recorded ones, the engine's, or None."""
@@ -347,39 +313,17 @@ class Updater:
 
     # -- one step -------------------------------------------------------------------------------------------------
 
-    def _totals(self, batch: Batch) -> Any:
-        totals = local_totals(
-            lengths=torch.tensor([s.active_tokens for s in batch.samples], dtype=torch.int64),
-            group_ids=batch.group_ids,
-        )
-        return totals._replace(counts=self.policy.groups.sum_over_replicas(totals.counts))
-
-    def _weights(self, batch: Batch, totals: Any) -> Callable[[MicroBatch], Tensor]:
-        def weights(micro_batch: MicroBatch) -> Tensor:
-            return token_weights(
-                self.settings.recipe.weights,
-                mask=micro_batch.mask,
-                cu_seqlens=micro_batch.cu_seqlens,
-                group_ids=batch.group_ids[micro_batch.rows],
-                max_length=self.settings.max_new_tokens,
-                totals=totals.select(micro_batch.rows),
-            ).to(self.policy.platform.device)
-
-        return weights
-
     def _loss(
         self,
         number: int,
         batch: Batch,
-        totals: Any,
         passes: _Passes,
-        advantages: list[Tensor],
         *,
         compare: bool,
     ) -> LossFunction:
         """compare: with the engine, which before the first step holds the trainer's weights."""
         recipe, engine = self.settings.recipe, engine_logprobs(batch)
-        device, weights = self.policy.platform.device, self._weights(batch, totals)
+        device = self.policy.platform.device
         current = self.settings.sources.old_logprobs == "current"
         old = None if current or passes.old is None else passes.old[number]
         reference = None if passes.reference is None else passes.reference[number]
@@ -392,10 +336,10 @@ class Updater:
                 recipe,
                 logprobs=logprobs,
                 old_logprobs=logprobs.detach() if old is None else old[n].to(device),
-                advantages=advantages[n].to(device),
+                advantages=micro_batch.columns["advantages"].to(device),
                 mask=mask,
                 cu_seqlens=cu_seqlens,
-                weights=weights(micro_batch),
+                weights=micro_batch.columns["weights"].to(device),
                 engine_logprobs=engine_here,
                 ref_logprobs=None if reference is None else reference[n].to(device),
                 entropy=entropies if recipe.entropy_coef else entropies.detach(),
@@ -407,19 +351,17 @@ class Updater:
 
         return loss
 
-    def _value_loss(
-        self, batch: Batch, totals: Any, old: list[Tensor], returns: list[Tensor]
-    ) -> LossFunction:
-        device, weights = self.policy.platform.device, self._weights(batch, totals)
+    def _value_loss(self, batch: Batch) -> LossFunction:
+        device = self.policy.platform.device
 
         def loss(n: int, values: Tensor) -> tuple[Tensor, Metrics]:
             micro_batch = batch.micro_batches[n]
             return value_loss(
                 values=values,
-                old_values=old[n].to(device),
-                returns=returns[n].to(device),
+                old_values=micro_batch.columns["values"].to(device),
+                returns=micro_batch.columns["returns"].to(device),
                 mask=micro_batch.mask.to(device),
-                weights=weights(micro_batch),
+                weights=micro_batch.columns["weights"].to(device),
                 value_clip=self.settings.recipe.value_clip,
             )
 
@@ -462,13 +404,3 @@ def _all_micro_batches(batches: Sequence[Batch]) -> list[MicroBatch]:
 def _by_batch(batches: Sequence[Batch], vectors: Sequence[Tensor]) -> Vectors:
     values = iter(vectors)
     return [[next(values) for _ in b.micro_batches] for b in batches]
-
-
-def _by_micro_batch(batches: Sequence[Batch], joined: Tensor) -> Vectors:
-    """A vector over all real micro-batches' tokens, cut up again; zeros for a filler's one token."""
-    parts, start = [], 0
-    for micro_batch in _all_micro_batches(batches):
-        size = micro_batch.tokens if len(micro_batch.rows) else 0
-        parts.append(joined[start : start + size] if size else joined.new_zeros(micro_batch.tokens))
-        start += size
-    return _by_batch(batches, parts)

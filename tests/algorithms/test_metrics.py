@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megarl.algorithms import (
-    METRICS,
     RECIPES,
     PartialMetric,
     average_steps,
@@ -21,7 +20,6 @@ from megarl.algorithms import (
     mismatch_metrics,
 )
 from megarl.algorithms import metrics as m
-from megarl.monitor.registry import REDUCTIONS
 from tests.algorithms.batches import MAX_LENGTH, Ragged, many, ragged, run
 from tests.algorithms.literal import weight
 
@@ -206,10 +204,3 @@ def test_names_that_only_some_micro_batches_have_are_kept() -> None:
     other = {"b": PartialMetric("max", torch.tensor([2.0], dtype=torch.float64))}
     assert finalize(combine([one, other, one])) == {"a": 2.0, "b": 2.0}
     assert finalize(combine([])) == {}
-
-
-def test_every_metric_has_words_a_unit_and_a_known_reduction() -> None:
-    for name, info in METRICS.items():
-        assert info.meaning.endswith("."), name
-        assert info.unit, name
-        assert info.reduction in REDUCTIONS, name

@@ -124,8 +124,8 @@ def updates_job(
         # Adam's steps are nearly proportional to the gradient, not its sign: rounding stays rounding
         optimizer = OptimizerSettings(lr=3e-3, eps=1e-3)
         policy.set_optimizer(optimizer)
-        reference = ReferencePolicy(policy) if recipe.needs_reference else None
-        critic = Critic(policy) if recipe.needs_critic else None
+        reference = ReferencePolicy(policy) if "ref_logprobs" in recipe.needs else None
+        critic = Critic(policy) if "values" in recipe.needs else None
         if critic is not None:
             critic.set_optimizer(optimizer)
         updater = Updater(policy, settings, reference=reference, critic=critic)
