@@ -24,19 +24,13 @@ from megarl.algorithms.parts import SLOTS
 from megarl.errors import UserError
 from tests.algorithms.batches import advantages_of, alone, assert_close, make_batch, pack, ragged, run
 
+PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+SOFT_CLIP = PAGE.split("# my_package/losses.py\n")[1].split("```")[0]  # the page's example
+
 MODULE = """
-from __future__ import annotations
-
-from typing import Annotated
-
 import torch
 
-from megarl.algorithms import Correction, KLEstimate, Setting, TokenLosses, part
-
-
-@part("surrogate", formula="l_t = -A tanh(softness (r_t - 1)) / softness", meaning="saturates smoothly")
-def soft_clip(tokens, *, softness: Annotated[float, Setting("how early it saturates", above=0.0)] = 2.0):
-    return TokenLosses(-tokens.advantages * (softness * (tokens.ratio - 1.0)).tanh() / softness)
+from megarl.algorithms import Correction, KLEstimate, TokenLosses, part
 
 
 @part("advantage", formula="A_i = scale (R_i - min_group)", meaning="nobody is punished", compares_group=True)
@@ -83,7 +77,7 @@ def plain(tokens):
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "my_losses.py").write_text(MODULE)
+    (tmp_path / "my_losses.py").write_text(SOFT_CLIP + MODULE)
     (tmp_path / "broken_losses.py").write_text("import nothing_of_this_name\n")
     (tmp_path / "odd_losses.py").write_text(
         "from megarl.algorithms import part\n"
