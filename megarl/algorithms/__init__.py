@@ -1,31 +1,46 @@
-"""Objectives as data: advantages, ratios, surrogates, KL, corrections and token weights as pure tensor
-functions, and one table of recipes that combines them. Imports torch only. docs/algorithms.md is the user's
-page."""
+"""Objectives as data: a part for each slot (advantage, ratio, surrogate, token weights, KL, correction), and
+one table of recipes that combines them. Pure functions of tensors, but for `batches.py`, which calls them on
+records. Imports torch only. docs/algorithms.md is the user's page."""
 
-from megarl.algorithms.advantages import advantage_metrics, compute_advantages, whiten
+from megarl.algorithms.advantages import Rewards, TokenRewards, advantage_metrics
 from megarl.algorithms.batches import add_token_weights, assign_advantages
-from megarl.algorithms.critic import value_loss
-from megarl.algorithms.describe import recipe_table, render_algorithms
-from megarl.algorithms.kl import kl_estimate
-from megarl.algorithms.loss import LossOutput, policy_loss
-from megarl.algorithms.metric_table import METRICS, MetricInfo
-from megarl.algorithms.metrics import Metric, Metrics, average_steps, combine, finalize, reduce_metrics
-from megarl.algorithms.mismatch import mismatch_metrics
+from megarl.algorithms.corrections import Correction, Mismatch
+from megarl.algorithms.describe import part_table, recipe_table, render_algorithms
+from megarl.algorithms.kl import KLEstimate, kl_estimate
+from megarl.algorithms.loss import LossOutput, policy_loss, value_loss
+from megarl.algorithms.loss_metrics import mismatch_metrics
+from megarl.algorithms.metrics import (
+    Metrics,
+    PartialMetric,
+    average_steps,
+    combine,
+    finalize,
+    reduce_metrics,
+)
+from megarl.algorithms.parts import Part, Setting, part
+from megarl.algorithms.ratios import LogRatios
 from megarl.algorithms.recipe import Recipe, Sources, resolve_sources
 from megarl.algorithms.recipes import RECIPES, get_recipe, make_recipe
-from megarl.algorithms.token_advantages import Gae, gae, token_advantages
+from megarl.algorithms.surrogates import TokenLosses, Tokens
 from megarl.algorithms.weights import Totals, active_tokens, local_totals, token_weights
 
 __all__ = [
-    "METRICS",
     "RECIPES",
-    "Gae",
+    "Correction",
+    "KLEstimate",
+    "LogRatios",
     "LossOutput",
-    "Metric",
-    "MetricInfo",
     "Metrics",
+    "Mismatch",
+    "Part",
+    "PartialMetric",
     "Recipe",
+    "Rewards",
+    "Setting",
     "Sources",
+    "TokenLosses",
+    "TokenRewards",
+    "Tokens",
     "Totals",
     "active_tokens",
     "add_token_weights",
@@ -33,21 +48,19 @@ __all__ = [
     "assign_advantages",
     "average_steps",
     "combine",
-    "compute_advantages",
     "finalize",
-    "gae",
     "get_recipe",
     "kl_estimate",
     "local_totals",
     "make_recipe",
     "mismatch_metrics",
+    "part",
+    "part_table",
     "policy_loss",
     "recipe_table",
     "reduce_metrics",
     "render_algorithms",
     "resolve_sources",
-    "token_advantages",
     "token_weights",
     "value_loss",
-    "whiten",
 ]

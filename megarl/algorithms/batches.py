@@ -1,106 +1,177 @@
-"""SHIM until the real one is merged."""
+"""Advantages and token weights as columns of a rollout's micro-batches: what the trainer calls.
 
+    batches = assign_advantages(batches, recipe, reduce_sum)        # the whole rollout, every mini-batch of it
+    batch = add_token_weights(batch, recipe, max_length=..., reduce_sum=reduce_sum)      # one mini-batch
+
+The rest of this room are functions of tensors, which these two call on records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
 
-import numpy as np
 import torch
+from torch import Tensor
 
-from megarl.algorithms.advantages import compute_advantages
-from megarl.algorithms.token_advantages import token_advantages
-from megarl.algorithms.weights import local_totals, token_weights
-
-
-def _lengths(batch):
-    out = torch.zeros(len(batch.group_ids), dtype=torch.int64)
-    for m in batch.micro_batches:
-        if len(m.rows):
-            c = torch.stack([part.sum() for part in m.mask.split(m.cu_seqlens.diff().tolist())])
-            out[m.rows] = c
-    return out
+from megarl.algorithms.advantages import Rewards, TokenRewards, is_last, whiten
+from megarl.algorithms.kl import kl_estimate
+from megarl.algorithms.recipe import Recipe
+from megarl.algorithms.responses import Responses, SumReduce, clean
+from megarl.algorithms.weights import active_tokens, local_totals, token_weights
+from megarl.records import Batch, MicroBatch
 
 
-def add_token_weights(batch, mode, *, max_length=None, reduce_sum):
-    totals = local_totals(lengths=_lengths(batch), group_ids=batch.group_ids)
+class _Packed(NamedTuple):
+    """A micro-batch with what its tokens' advantages are made of.
+
+    rows: int64 [sequences], in the rollout. penalty: float32 [tokens], the KL in the reward, negated and
+    weighted; 0 where there is none.
+    """
+
+    micro_batch: MicroBatch
+    rows: Tensor
+    responses: Responses
+    penalty: Tensor
+
+    def spread(self, per_response: Tensor) -> Tensor:
+        """float64 [tokens]: a value for each response of the rollout, at the active tokens of those here."""
+        values = self.responses.spread(per_response[self.rows], torch.float64)
+        return torch.where(self.micro_batch.mask, values, 0.0)
+
+
+def assign_advantages(batches: Sequence[Batch], recipe: Recipe, reduce_sum: SumReduce) -> list[Batch]:
+    """Return a rollout's mini-batches with their columns "advantages" and, with a critic, "returns".
+
+    batches: everything that this replica learns from until it samples again; group ids are unique among them.
+    Their micro-batches have the columns "old_logprobs", "ref_logprobs", "values" where `recipe.needs` says so.
+    reduce_sum: sums a small float64 vector over data-parallel replicas. Where the recipe whitens, every
+    replica calls it twice, also one without responses.
+
+    advantages, returns: float32 [tokens], 0 where masked. A response without a reward (NaN; with greedy
+    baselines also where that is NaN) is left out of its group's statistics and has advantage 0. returns are
+    what the critic should say: the advantage before whitening, plus the value. Raises ValueError for a missing
+    or misshapen column and for an infinite reward.
+    """
+    packed = _pack(batches, recipe)
+    rewards = _rewards(batches, recipe, packed)
+    part = recipe.parts["advantage"]
+    per_response = None if part.per_token else recipe.use("advantage")(rewards)
+    counted = [p.spread(rewards.scored) > 0 for p in packed]
+    raw = [_raw(recipe, rewards, per_response, p, active) for p, active in zip(packed, counted, strict=True)]
+    final = whiten(raw, counted, reduce_sum) if part.whitened else raw
+    learns = torch.where(rewards.flat(), 0.0, rewards.scored) if part.compares_group else rewards.scored
+    columns = []
+    for p, advantages, before, active in zip(packed, final, raw, counted, strict=True):
+        columns.append({"advantages": torch.where(p.spread(learns) > 0, advantages, 0.0).float()})
+        if "values" in part.needs:
+            values = _column(recipe, p.micro_batch, "values")
+            columns[-1]["returns"] = torch.where(active, before + values, 0.0).float()
+    rest = iter(columns)
+    names = ("advantages", "returns") if "values" in part.needs else ("advantages",)
+
+    def completed(micro_batch: MicroBatch) -> MicroBatch:
+        if len(micro_batch.rows):
+            return micro_batch.with_columns(**next(rest))
+        return micro_batch.with_columns(**{name: torch.zeros(micro_batch.tokens) for name in names})
+
+    return [replace(b, micro_batches=tuple(map(completed, b.micro_batches))) for b in batches]
+
+
+def _raw(
+    recipe: Recipe, rewards: Rewards, per_response: Tensor | None, packed: _Packed, counted: Tensor
+) -> Tensor:
+    """float64 [tokens]: a micro-batch's advantages before whitening, 0 where not counted."""
+    part = recipe.parts["advantage"]
+    if per_response is not None:
+        raw = torch.where(counted, packed.spread(per_response), 0.0)
+        if not (part.kl_to_go and recipe.has_reward_kl):
+            return raw
+    else:
+        raw = torch.zeros(len(counted), dtype=torch.float64)
+    index = counted.nonzero().squeeze(1)
+    rows = packed.responses.rows[index]
+    penalty = packed.penalty[index].double()
+    reward = torch.where(is_last(rows), packed.spread(rewards.reward)[index], 0.0) + penalty
+    value = torch.zeros_like(reward)
+    if "values" in part.needs:
+        value = _column(recipe, packed.micro_batch, "values")[index].double()
+    tokens = TokenRewards(reward, value, rows)
+    raw[index] += recipe.use("advantage")(tokens) if part.per_token else tokens.sum_to_go(penalty)
+    return raw
+
+
+def add_token_weights(
+    batch: Batch, mode: str | Recipe, *, max_length: int | None = None, reduce_sum: SumReduce
+) -> Batch:
+    """Return one optimizer step's data with the column "weights", and with its `active_tokens` counted.
+
+    mode, max_length: as in `token_weights`. reduce_sum: sums int64 [3] over data-parallel replicas. weights:
+    float32 [tokens], 0 where masked. Where `active_tokens` is 0 there is nothing to learn from anywhere.
+    """
+    lengths = torch.zeros_like(batch.group_ids)
+    for micro_batch in (m for m in batch.micro_batches if len(m.rows)):
+        lengths[micro_batch.rows] = active_tokens(mask=micro_batch.mask, cu_seqlens=micro_batch.cu_seqlens)
+    totals = local_totals(lengths=lengths, group_ids=batch.group_ids)
     totals = totals._replace(counts=reduce_sum(totals.counts))
-    ms = [
-        m.with_columns(
-            weights=token_weights(
-                mode,
-                mask=m.mask,
-                cu_seqlens=m.cu_seqlens,
-                group_ids=batch.group_ids[m.rows],
-                max_length=max_length,
-                totals=totals.select(m.rows),
-            )
+
+    def weighted(micro_batch: MicroBatch) -> MicroBatch:
+        rows = micro_batch.rows
+        if not len(rows):
+            return micro_batch.with_columns(weights=torch.zeros(micro_batch.tokens))
+        weights = token_weights(
+            mode,
+            mask=micro_batch.mask,
+            cu_seqlens=micro_batch.cu_seqlens,
+            group_ids=batch.group_ids[rows],
+            max_length=max_length,
+            totals=totals.select(rows),
         )
-        for m in batch.micro_batches
+        return micro_batch.with_columns(weights=weights)
+
+    micro_batches = tuple(map(weighted, batch.micro_batches))
+    return replace(batch, micro_batches=micro_batches, active_tokens=int(totals.tokens))
+
+
+def _pack(batches: Sequence[Batch], recipe: Recipe) -> list[_Packed]:
+    """Micro-batches with responses, in order; fillers have none."""
+    starts = accumulate((len(b.group_ids) for b in batches), initial=0)
+    return [
+        _Packed(m, m.rows + start, Responses.of(m.mask, m.cu_seqlens), _penalty(recipe, m))
+        for b, start in zip(batches, starts, strict=False)
+        for m in b.micro_batches
+        if len(m.rows)
     ]
-    return replace(batch.with_micro_batches(ms), active_tokens=int(totals.counts[0]))
 
 
-def assign_advantages(batches, recipe, reduce_sum):
-    greedy = torch.cat([b.greedy_rewards for b in batches]) if recipe.needs_greedy else None
-    rewards = torch.cat([b.rewards for b in batches])
-    ids = torch.cat([b.group_ids for b in batches])
-    starts = np.cumsum([0, *(len(b.group_ids) for b in batches)])
-    if not recipe.has_late_advantages:
-        whole = compute_advantages(
-            recipe,
-            rewards=rewards,
-            group_ids=ids,
-            lengths=torch.cat([_lengths(b) for b in batches]),
-            greedy_rewards=greedy,
-            reduce_sum=reduce_sum,
-        )
-        parts = whole.split([len(b.group_ids) for b in batches])
-        from megarl.algorithms.responses import Responses
+def _penalty(recipe: Recipe, micro_batch: MicroBatch) -> Tensor:
+    if not recipe.has_reward_kl:
+        return torch.zeros(micro_batch.tokens)
+    old, reference = (_column(recipe, micro_batch, name) for name in ("old_logprobs", "ref_logprobs"))
+    return -recipe.kl_coef * kl_estimate(recipe.use("kl"), old, reference).value.detach()
 
-        return [
-            b.with_micro_batches(
-                m.with_columns(
-                    advantages=Responses.of(m.mask, m.cu_seqlens).per_token(p[m.rows], "a")
-                    if len(m.rows)
-                    else torch.zeros(m.tokens)
-                )
-                for m in b.micro_batches
-            )
-            for b, p in zip(batches, parts)
-        ]
-    real = [(m, m.rows + int(s)) for s, b in zip(starts, batches) for m in b.micro_batches if len(m.rows)]
-    nothing = torch.empty(0, dtype=torch.int64)
-    rows = torch.cat([nothing, *(r for _, r in real)])
-    col = lambda n: (
-        torch.cat([nothing.float(), *(m.columns[n] for m, _ in real)])
-        if all(n in m.columns for m, _ in real)
-        else None
+
+def _rewards(batches: Sequence[Batch], recipe: Recipe, packed: Sequence[_Packed]) -> Rewards:
+    """The rollout's rewards; a KL in the reward is taken from them unless it comes token by token."""
+    part = recipe.parts["advantage"]
+    nothing = torch.empty(0)
+    rewards = torch.cat([nothing, *(b.rewards for b in batches)])
+    greedy = torch.cat([nothing, *(b.greedy_rewards for b in batches)])
+    lengths, penalties = torch.zeros(2, len(rewards), dtype=torch.float64)
+    for p in packed:
+        lengths[p.rows], penalties[p.rows] = p.responses.active, p.responses.sum(p.penalty)
+    by_token = part.per_token or part.kl_to_go
+    return Rewards.of(
+        rewards if by_token else rewards + penalties,
+        torch.cat([nothing.long(), *(b.group_ids for b in batches)]),
+        lengths=lengths,
+        greedy_rewards=greedy if "greedy_rewards" in recipe.needs else None,
     )
-    made = token_advantages(
-        recipe,
-        rewards=rewards[rows],
-        group_ids=ids[rows],
-        mask=torch.cat([nothing.bool(), *(m.mask for m, _ in real)]),
-        cu_seqlens=torch.nn.functional.pad(
-            torch.cat([nothing, *(m.cu_seqlens.diff() for m, _ in real)]).cumsum(0), (1, 0)
-        ).int(),
-        old_logprobs=col("old_logprobs"),
-        ref_logprobs=col("ref_logprobs"),
-        values=col("values"),
-        greedy_rewards=None if greedy is None else greedy[rows],
-        reduce_sum=reduce_sum,
-    )
-    start = 0
-    out = []
-    for b in batches:
-        ms = []
-        for m in b.micro_batches:
-            n = m.tokens if len(m.rows) else 0
-            z = torch.zeros(m.tokens)
-            ms.append(
-                m.with_columns(
-                    advantages=made.advantages[start : start + n] if n else z,
-                    returns=made.returns[start : start + n] if n else z,
-                )
-            )
-            start += n
-        out.append(b.with_micro_batches(ms))
-    return out
+
+
+def _column(recipe: Recipe, micro_batch: MicroBatch, name: str) -> Tensor:
+    if name not in micro_batch.columns:
+        raise ValueError(f"{recipe.name}: the column {name!r} is needed by its advantages")
+    return clean(micro_batch.mask, micro_batch.columns[name], name)

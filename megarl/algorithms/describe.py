@@ -1,11 +1,11 @@
-"""Recipes in words: what `megarl algorithms [NAME]` prints, and the table of docs/algorithms.md."""
+"""Recipes and parts in words: what `megarl algorithms [NAME]` prints, and the tables of docs/algorithms.md."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from megarl.algorithms.parts import PARTS, SETTINGS, Part, owners
+from megarl.algorithms.parts import KINDS, REQUIRED, SLOTS, Part, Setting, builtin_parts, load_part
 from megarl.algorithms.recipe import Recipe
 from megarl.algorithms.recipes import RECIPES, get_recipe
 
@@ -13,9 +13,18 @@ WIDTH = 110
 
 
 def render_algorithms(name: str | None = None) -> str:
-    """All recipes in one line each, or one with its formula and every default. UserError for an unknown
-    name."""
-    return render_recipe(get_recipe(name)) if name is not None else _render_all()
+    """Return all recipes and parts in a few lines, or one of them with its formula and every default.
+
+    name: a recipe's or a part's; a user's own part by its import path. Raises UserError for an unknown name.
+    """
+    if name is None:
+        return _render_all()
+    if name in RECIPES:
+        return render_recipe(RECIPES[name])
+    if ":" in name:
+        return render_part(load_part(name))
+    parts = [parts[name] for slot in SLOTS if name in (parts := builtin_parts(slot)) and name != "none"]
+    return "\n".join(map(render_part, parts)) if parts else render_recipe(get_recipe(name))
 
 
 def render_recipe(recipe: Recipe) -> str:
@@ -27,10 +36,33 @@ def render_recipe(recipe: Recipe) -> str:
     if recipe.source:
         lines += [f"Source: {recipe.source}"]
     lines += ["", "Formula", *_wrapped(formula(recipe)), "", "Parts and settings"]
-    lines += _wrapped(f"{slot} = {getattr(recipe, slot)}: {part_of(recipe, slot).meaning}" for slot in PARTS)
-    keys = settings_in_use(recipe)
-    lines += _wrapped(f"{key} = {show(getattr(recipe, key))}: {SETTINGS[key].meaning}" for key in keys)
+    lines += _wrapped(
+        f"{slot} = {getattr(recipe, slot)}: {part.meaning}" for slot, part in recipe.parts.items()
+    )
+    lines += _wrapped(
+        f"{key} = {show(getattr(recipe, key))}: {setting.meaning}"
+        for key, setting in recipe.settings_in_use().items()
+    )
     return "\n".join(lines) + "\n"
+
+
+def render_part(part: Part) -> str:
+    """What it means, its formula, and its settings with their defaults and bounds."""
+    lines = [f"{part.slot} {part.name}: {part.meaning}", *_wrapped([part.formula])]
+    lines += _wrapped(f"{key}: {describe(setting)}" for key, setting in part.settings.items())
+    return "\n".join(lines) + "\n"
+
+
+def describe(setting: Setting) -> str:
+    """Its meaning, default and bounds."""
+    kind = f"one of {', '.join(setting.kind)}" if isinstance(setting.kind, tuple) else KINDS[setting.kind][0]
+    default = "must be given" if setting.default is REQUIRED else f"{show(setting.default)} unless given"
+    words = [
+        " ".join(filter(None, (kind, setting.bounds))),
+        *(["or null"] if setting.optional else []),
+        default,
+    ]
+    return f"{setting.meaning} ({', '.join(words)})".strip()
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
@@ -41,11 +73,11 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 def formula(recipe: Recipe) -> list[str]:
     """The objective, one line per part, as the code computes it."""
     correction = "c_t " if recipe.correction != "none" else ""
-    kl = " + kl_coef kl_t" if recipe.needs_reference and recipe.kl_in == "loss" else ""
+    kl = " + kl_coef kl_t" if recipe.kl != "none" and recipe.kl_in == "loss" else ""
     entropy = " - entropy_coef H_t" if recipe.entropy_coef else ""
     terms = f"{correction}l_t{kl}{entropy}"
     total = f"loss = sum_t w_t ({terms})" if kl or entropy else f"loss = sum_t w_t {terms}"
-    lines = [total, *(part_of(recipe, slot).formula for slot in PARTS)]
+    lines = [total, *(part.formula for part in recipe.parts.values())]
     if recipe.off_policy_delta is not None:
         lines.append("l_t = 0 where A < 0 and mean(old - logp) > off_policy_delta")
     if recipe.has_reward_kl and not recipe.has_token_advantages:
@@ -53,57 +85,38 @@ def formula(recipe: Recipe) -> list[str]:
     return [line for line in lines if line]
 
 
-def settings_in_use(recipe: Recipe) -> Iterator[str]:
-    """Settings that the recipe's parts read, in the order of `SETTINGS`."""
-    for key in SETTINGS:
-        owner = owners(key)
-        if owner is None or getattr(recipe, owner[0]) in owner[1]:
-            yield key
-
-
-def part_of(recipe: Recipe, slot: str) -> Part:
-    """The part that a recipe picked for a slot."""
-    return PARTS[slot][getattr(recipe, slot)]
-
-
 def recipe_table() -> str:
     """All recipes by part, as a Markdown table."""
-    head = [
-        "recipe",
-        "advantage",
-        "ratio",
-        "surrogate",
-        "bounds",
-        "weights",
-        "KL",
-        "correction",
-        "old",
-        "mini-batches",
-    ]
+    head = ["recipe", *SLOTS, "settings of the parts", "old", "mini-batches"]
     rows = [
         [
             f"[`{r.name}`](#{r.name})",
-            r.advantage + (f" ({r.std})" if r.std != "none" else ""),
-            r.ratio,
-            r.surrogate,
-            bounds(r),
-            r.weights,
-            f"{r.kl} {show(r.kl_coef)} in {r.kl_in}" if r.needs_reference else "-",
-            f"{r.correction} {show(r.correction_high)}" if r.correction != "none" else "-",
+            *(getattr(r, slot) for slot in SLOTS),
+            ", ".join(f"{name} {show(value)}" for name, value in r.settings.items() if value is not None),
             r.old_logprobs,
             str(r.minibatches),
         ]
         for r in RECIPES.values()
     ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows]) + "\n"
+    return _markdown([head, *rows])
 
 
-def bounds(recipe: Recipe) -> str:
-    """The surrogate's settings in brief."""
-    if recipe.tau_positive is not None:
-        return f"tau {show(recipe.tau_positive)} / {show(recipe.tau_negative)}"
-    dual = f", dual {show(recipe.dual_clip)}" if recipe.dual_clip is not None else ""
-    return f"{show(recipe.clip_low)} / {show(recipe.clip_high)}{dual}"
+def part_table(slot: str) -> str:
+    """Megarl's own parts for a slot, as a Markdown table."""
+    rows = [
+        [
+            f"`{part.name}`",
+            part.meaning,
+            ", ".join(f"`{name}: {show(setting.default)}`" for name, setting in part.settings.items()) or "-",
+        ]
+        for part in builtin_parts(slot).values()
+    ]
+    return _markdown([[slot, "meaning", "its own settings and their defaults"], *rows])
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    head, *rest = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rest]) + "\n"
 
 
 def show(value: object) -> str:
@@ -118,9 +131,18 @@ def show(value: object) -> str:
 def _render_all() -> str:
     width = max(map(len, RECIPES))
     lines = [f"{name:<{width}}  {recipe.title}" for name, recipe in RECIPES.items()]
-    lines += ["", "`megarl algorithms NAME` shows the formula, the source and every default."]
+    lines += ["", "Parts to compose your own from, or to change in one of them", ""]
+    lines += _wrapped(f"{slot}: {', '.join(builtin_parts(slot))}" for slot in SLOTS)
+    lines += [
+        "",
+        *textwrap.wrap(
+            "`megarl algorithms NAME` shows the formula, the source and every default of a recipe or a part; a part of "
+            "your own is named by its import path, package.module:name.",
+            WIDTH,
+        ),
+    ]
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    print(recipe_table(), end="")
+    print("\n".join([recipe_table(), *map(part_table, SLOTS)]), end="")

@@ -1,4 +1,5 @@
-"""Estimates of KL(policy || reference) from sampled tokens (Schulman, "Approximating KL divergence", 2020).
+"""The slot `kl`: estimates of KL(policy || reference) from sampled tokens (Schulman, "Approximating KL
+divergence", 2020).
 
 With k1 = logp - ref: k2 = k1^2 / 2, k3 = exp(-k1) - 1 + k1, and k3+ = k3's value with k2's gradient, which is
 the gradient of the KL itself on-policy. The log-ratio is clamped to +-20 nats and k3 to 10; there the
@@ -7,56 +8,90 @@ gradient is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
+from megarl.algorithms.parts import absent, find_part, part
 from megarl.algorithms.ratios import bounded
-from megarl.errors import UserError, did_you_mean
 
 MAX_K3 = 10.0
 
 
-def k1(log_ratio: Tensor) -> Tensor:
-    return log_ratio
+class KLEstimate(NamedTuple):
+    """value: float32 [tokens], with the gradient it is to have. clamped: bool [tokens], where the value was; None
+    = it never is."""
+
+    value: Tensor
+    clamped: Tensor | None = None
 
 
-def k2(log_ratio: Tensor) -> Tensor:
-    return 0.5 * log_ratio.square()
+NONE = absent("kl", "no reference policy")
 
 
-def k3(log_ratio: Tensor) -> Tensor:
+@part(
+    "kl",
+    formula="kl_t = k1_t = logp_t - ref_t",
+    meaning="unbiased, can be negative",
+    defaults={"kl_in": "reward"},
+    refused={
+        "kl_in": {
+            "loss": "as a loss, k1's gradient is zero on average and constrains nothing: use k2 or k3+, or set "
+            "kl_in: reward"
+        }
+    },
+)
+def k1(log_ratio: Tensor) -> KLEstimate:
+    return KLEstimate(log_ratio)
+
+
+@part("kl", formula="kl_t = k1_t^2 / 2", meaning="as a loss, the right gradient")
+def k2(log_ratio: Tensor) -> KLEstimate:
+    return KLEstimate(0.5 * log_ratio.square())
+
+
+@part(
+    "kl",
+    formula="kl_t = exp(-k1_t) - 1 + k1_t",
+    meaning="unbiased and never negative; as a loss, a biased gradient",
+)
+def k3(log_ratio: Tensor) -> KLEstimate:
     # exp(-x) - 1 + x cancels near 0: expm1 keeps the digits
-    return ((-log_ratio).expm1() + log_ratio).clamp(max=MAX_K3)
+    value = ((-log_ratio).expm1() + log_ratio).clamp(max=MAX_K3)
+    return KLEstimate(value, value.detach() >= MAX_K3)
 
 
-def k3_plus(log_ratio: Tensor) -> Tensor:
-    with_gradient = k2(log_ratio)
-    return with_gradient + (k3(log_ratio) - with_gradient).detach()
+@part(
+    "kl",
+    name="k3+",
+    formula="kl_t = k3's value with k2's gradient",
+    meaning="low variance to read, the right gradient",
+    refused={
+        "kl_in": {
+            "reward": "k3+ is about the gradient, and a reward has none: use k1 or k3 with kl_in: reward"
+        }
+    },
+)
+def k3_plus(log_ratio: Tensor) -> KLEstimate:
+    with_gradient, (value, clamped) = k2(log_ratio).value, k3(log_ratio)
+    return KLEstimate(with_gradient + (value - with_gradient).detach(), clamped)
 
 
-ESTIMATES: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "k3+": k3_plus}
+def kl_estimate(
+    kind: str | Callable[[Tensor], KLEstimate], logprobs: Tensor, ref_logprobs: Tensor
+) -> KLEstimate:
+    """Return the estimate at each token; its gradient is with respect to `logprobs`.
 
-
-def kl_estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """float32 [T]: the estimate at each token; its gradient is with respect to `logprobs`.
-
-    kind: k1 | k2 | k3 | k3+. logprobs, ref_logprobs: [T]. Raises UserError for an unknown kind, ValueError for two
-    shapes.
+    kind: a part's name or import path, or its function. logprobs, ref_logprobs: [tokens]. Clamped tokens are
+    those of the log-ratio, too. Raises UserError for an unknown kind, ValueError for two shapes.
     """
-    if kind not in ESTIMATES:
-        raise UserError(
-            f"unknown KL estimate {kind!r}.{did_you_mean(kind, ESTIMATES)} Known: {', '.join(ESTIMATES)}."
-        )
     if logprobs.shape != ref_logprobs.shape:
         raise ValueError(
             f"logprobs has shape {list(logprobs.shape)}, ref_logprobs {list(ref_logprobs.shape)}"
         )
-    return ESTIMATES[kind](bounded(logprobs.float() - ref_logprobs.detach().float()))
-
-
-def kl_clamped(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """bool [T]: tokens where `kl_estimate` was clamped."""
-    log_ratio = logprobs.detach().float() - ref_logprobs.float()
-    out = log_ratio != bounded(log_ratio)
-    return out | (k3(bounded(log_ratio)) >= MAX_K3) if kind in ("k3", "k3+") else out
+    estimate = find_part("kl", kind) if isinstance(kind, str) else kind
+    log_ratio = logprobs.float() - ref_logprobs.detach().float()
+    value, clamped = estimate(bounded(log_ratio))
+    far = log_ratio.detach() != bounded(log_ratio.detach())
+    return KLEstimate(value, far if clamped is None else far | clamped)

@@ -1,8 +1,7 @@
-"""The policy loss of any recipe: sum_t w_t (c_t l_t + kl_coef kl_t - entropy_coef H_t).
+"""The policy loss of any recipe, sum_t w_t (c_t l_t + kl_coef kl_t - entropy_coef H_t), and the critic's.
 
 w_t are token weights (`weights.py`), c_t the mismatch correction, l_t the surrogate. The value is this
-batch's part of the global loss: it is summed over micro-batches, data and context parallelism, and so are the
-gradients.
+batch's part of the global loss: it is summed over micro-batches and data parallelism, and so are the gradients.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import torch
 from torch import Tensor
 
 from megarl.algorithms import loss_metrics
-from megarl.algorithms.corrections import correct_mismatch, off_policy_mask
+from megarl.algorithms.corrections import Mismatch, off_policy_mask
 from megarl.algorithms.kl import kl_estimate
-from megarl.algorithms.metrics import Metrics, loss_of, mean_of
-from megarl.algorithms.ratios import RATIOS
+from megarl.algorithms.metrics import Metrics, loss_of, mean_of, moments_of
+from megarl.algorithms.ratios import LogRatios
 from megarl.algorithms.recipe import Recipe
-from megarl.algorithms.responses import Responses, SumReduce
-from megarl.algorithms.surrogates import SURROGATES, Tokens
+from megarl.algorithms.responses import Responses, clean
+from megarl.algorithms.surrogates import Tokens
 
 
 class LossOutput(NamedTuple):
@@ -41,32 +40,30 @@ def policy_loss(
     engine_logprobs: Tensor | None = None,
     ref_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
-    reduce_sequence_sum: SumReduce | None = None,
 ) -> LossOutput:
     """The recipe's loss on a packed batch, with its metrics.
 
-    logprobs: [T], of the sampled tokens under the current policy, with gradient. old_logprobs: [T]; with
-    `old_logprobs: current` pass logprobs.detach(). advantages: [R], or [T] where they differ from token to
-    token or come from `token_advantages`. mask: bool [T]; masked positions contribute exactly nothing,
-    whatever they hold. cu_seqlens: [R + 1]. weights: [T], from `token_weights`. engine_logprobs: [T], needed
-    by a correction. ref_logprobs: [T], needed by a KL in the loss, otherwise only measured. entropy: [T],
-    needed (with gradient) by an entropy bonus, otherwise only measured. reduce_sequence_sum: sums a [R] vector
-    over the ranks that share these responses; every such rank then calls it equally often.
+    logprobs: [tokens], of the sampled tokens under the current policy, with gradient. old_logprobs: [tokens];
+    with `old_logprobs: current` pass logprobs.detach(). advantages: [tokens]. mask: bool [tokens]; masked
+    positions contribute exactly nothing, whatever they hold. cu_seqlens: [sequences + 1], whole sequences.
+    weights: [tokens], from `token_weights`. engine_logprobs: [tokens], needed by a correction. ref_logprobs:
+    [tokens], needed by a KL in the loss, otherwise only measured. entropy: [tokens], needed (with gradient) by
+    an entropy bonus, otherwise only measured.
 
-    Never synchronises with the host. Memory beside the arguments: at most 18 float32 [T] while it runs, 8
+    Never synchronises with the host. Memory beside the arguments: at most 18 float32 [tokens] while it runs, 8
     until the backward pass. Raises ValueError for a missing or misshapen argument.
     """
-    responses = Responses.of(mask, cu_seqlens, reduce_sequence_sum)
+    responses = Responses.of(mask, cu_seqlens)
     logprobs = responses.clean(logprobs, "logprobs")
     weights = responses.clean(weights, "weights").detach()
-    advantages = responses.per_token(advantages, "advantages").detach()
+    advantages = responses.clean(advantages, "advantages").detach()
 
     pg_loss, metrics = _policy_term(
         recipe, logprobs, old_logprobs, engine_logprobs, advantages, weights, responses
     )
     metrics |= loss_metrics.batch_metrics(advantages, weights, responses)
     loss = pg_loss
-    if recipe.needs_reference and (recipe.kl_in == "loss" or ref_logprobs is not None):
+    if recipe.kl != "none" and (recipe.kl_in == "loss" or ref_logprobs is not None):
         kl, kl_metrics = _kl_term(recipe, logprobs, ref_logprobs, weights, responses)
         metrics |= kl_metrics
         if recipe.kl_in == "loss":
@@ -92,30 +89,29 @@ def _policy_term(
     """sum_t w_t c_t l_t: ratio, surrogate, correction."""
     log_ratio = logprobs - responses.clean(old_logprobs, "old_logprobs").detach()
     mean_log_ratio = responses.mean(log_ratio.detach())
-    ratio = RATIOS[recipe.ratio](log_ratio, mean_log_ratio, responses)
-    surrogate = SURROGATES[recipe.surrogate](
-        recipe, Tokens(ratio, log_ratio, logprobs, advantages, responses)
-    )
+    ratio = recipe.use("ratio")(LogRatios(log_ratio, mean_log_ratio, responses))
+    losses = recipe.use("surrogate")(Tokens(ratio, log_ratio, logprobs, advantages, responses))
 
     metrics = loss_metrics.ratio_metrics(log_ratio, mean_log_ratio, weights, responses)
-    metrics |= loss_metrics.clip_metrics(surrogate, advantages, weights, responses)
+    metrics |= loss_metrics.clip_metrics(losses, advantages, weights, responses)
 
     correction = off_policy = None
     corrected = weights
-    if recipe.needs_engine_logprobs:
+    if recipe.correction != "none":
         engine = _needed(engine_logprobs, "engine_logprobs", f"correction {recipe.correction!r}")
         log_weight = responses.clean(old_logprobs, "old_logprobs") - responses.clean(
             engine, "engine_logprobs"
         )
-        correction = correct_mismatch(recipe, log_weight, responses)
+        with torch.no_grad():
+            correction = recipe.use("correction")(Mismatch(log_weight, responses))
         del log_weight
         corrected = corrected * correction.weight
     if recipe.off_policy_delta is not None:
-        off_policy = off_policy_mask(recipe, advantages, mean_log_ratio, responses)
+        off_policy = off_policy_mask(recipe.off_policy_delta, advantages, mean_log_ratio, responses)
         corrected = torch.where(off_policy, 0.0, corrected)
 
     metrics |= loss_metrics.weight_metrics(ratio, correction, off_policy, weights)
-    return _weighted_sum(corrected, surrogate.loss), metrics
+    return _weighted_sum(corrected, losses.loss), metrics
 
 
 def _kl_term(
@@ -124,8 +120,48 @@ def _kl_term(
     """sum_t w_t kl_t."""
     reference = _needed(ref_logprobs, "ref_logprobs", f"kl {recipe.kl!r} in the loss")
     reference = responses.clean(reference, "ref_logprobs").detach()
-    kl = kl_estimate(recipe.kl, logprobs, reference)
-    return _weighted_sum(weights, kl), loss_metrics.kl_metrics(recipe.kl, kl, logprobs, reference, weights)
+    kl = kl_estimate(recipe.use("kl"), logprobs, reference)
+    return _weighted_sum(weights, kl.value), loss_metrics.kl_metrics(kl, weights)
+
+
+def value_loss(
+    *,
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    weights: Tensor,
+    value_clip: float | None = 0.2,
+) -> LossOutput:
+    """sum_t w_t max((V - G)^2, (clip(V, V_old - value_clip, V_old + value_clip) - G)^2) / 2.
+
+    values: [tokens], with gradient. old_values, returns: [tokens], from the rollout (see
+    `assign_advantages`). mask: bool [tokens]; masked positions contribute exactly nothing. weights: [tokens],
+    from `token_weights`. value_clip: None = not clipped. The value is this batch's part of the global loss.
+    Source: PPO's reference implementation (openai/baselines, ppo2). Raises ValueError for a misshapen
+    argument.
+    """
+    values, old = clean(mask, values, "values"), clean(mask, old_values.detach(), "old_values")
+    target, weights = clean(mask, returns.detach(), "returns"), clean(mask, weights.detach(), "weights")
+    error = (values - target).square()
+    clipped = torch.zeros_like(mask)
+    if value_clip is not None:
+        moved = values - old
+        clipped_error = (old + moved.clamp(-value_clip, value_clip) - target).square()
+        # not clipped, the two errors still differ by rounding
+        clipped = ((clipped_error > error) & (moved.abs() > value_clip)).detach()
+        error = torch.maximum(error, clipped_error)
+    loss = (0.5 * weights * error).sum(dtype=torch.float64).float()
+
+    value = values.detach()
+    metrics = {
+        "critic/value_loss": loss_of(loss),
+        "critic/value_clip_fraction": mean_of(clipped, weights),
+        "critic/value": moments_of(value, weights),
+        "critic/return": moments_of(target, weights),
+        "critic/error": moments_of(target - value, weights),
+    }
+    return LossOutput(loss, metrics)
 
 
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:

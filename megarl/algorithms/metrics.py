@@ -26,8 +26,10 @@ _WIDTH = 2 * math.asinh(_LARGEST / _SCALE) / (BINS - 1)
 QUANTILES = {"p01": 0.01, "p50": 0.50, "p99": 0.99}
 
 
-class Metric(NamedTuple):
-    """kind: how `value`, float64 [k], is added up and finished.
+class PartialMetric(NamedTuple):
+    """One rank's or micro-batch's part of a metric.
+
+    kind: how `value`, float64 [k], is added up and finished.
 
     sum: [x]. loss: [x], a sum within an optimizer step and a mean over steps. mean: [sum of w x, sum of w].
     moments, ess: [sum of w x, sum of w x^2, sum of w]. max: [x]. min: [-x]. quantiles: histogram of log x, [BINS].
@@ -37,49 +39,49 @@ class Metric(NamedTuple):
     value: Tensor
 
 
-Metrics = dict[str, Metric]
+Metrics = dict[str, PartialMetric]
 
 
 def _total(values: Tensor) -> Tensor:
     return values.sum(dtype=torch.float64)
 
 
-def sum_of(values: Tensor) -> Metric:
+def sum_of(values: Tensor) -> PartialMetric:
     """Sum of all values, [n]."""
-    return Metric("sum", _total(values).reshape(1))
+    return PartialMetric("sum", _total(values).reshape(1))
 
 
-def loss_of(value: Tensor) -> Metric:
+def loss_of(value: Tensor) -> PartialMetric:
     """A scalar part of the loss."""
-    return Metric("loss", value.detach().double().reshape(1))
+    return PartialMetric("loss", value.detach().double().reshape(1))
 
 
-def mean_of(values: Tensor, weights: Tensor) -> Metric:
+def mean_of(values: Tensor, weights: Tensor) -> PartialMetric:
     """Weighted mean. values (numbers or bool), weights: [n]."""
-    return Metric("mean", torch.stack([_total(values * weights), _total(weights)]))
+    return PartialMetric("mean", torch.stack([_total(values * weights), _total(weights)]))
 
 
-def moments_of(values: Tensor, weights: Tensor) -> Metric:
+def moments_of(values: Tensor, weights: Tensor) -> PartialMetric:
     """Weighted mean and standard deviation, logged as NAME_mean and NAME_std."""
-    return Metric("moments", _moments(values, weights))
+    return PartialMetric("moments", _moments(values, weights))
 
 
-def effective_size_of(values: Tensor, weights: Tensor) -> Metric:
+def effective_size_of(values: Tensor, weights: Tensor) -> PartialMetric:
     """Effective sample size of importance weights `values`, as a share: (sum w x)^2 / (sum w * sum w x^2)."""
-    return Metric("ess", _moments(values, weights))
+    return PartialMetric("ess", _moments(values, weights))
 
 
-def largest_of(values: Tensor, among: Tensor) -> Metric:
+def largest_of(values: Tensor, among: Tensor) -> PartialMetric:
     """Largest value where `among`, bool [n]."""
-    return Metric("max", _largest(values, among))
+    return PartialMetric("max", _largest(values, among))
 
 
-def smallest_of(values: Tensor, among: Tensor) -> Metric:
+def smallest_of(values: Tensor, among: Tensor) -> PartialMetric:
     """Smallest value where `among`, bool [n]."""
-    return Metric("min", _largest(-values, among))
+    return PartialMetric("min", _largest(-values, among))
 
 
-def quantiles_of(log_values: Tensor, weights: Tensor) -> Metric:
+def quantiles_of(log_values: Tensor, weights: Tensor) -> PartialMetric:
     """Weighted quantiles of exp(log_values), logged as NAME_p01, NAME_p50, NAME_p99.
 
     Bins are even in asinh(log x / 1e-5): a logarithm read off them is right to 1.5% of itself, or to 1.5e-7
@@ -90,7 +92,7 @@ def quantiles_of(log_values: Tensor, weights: Tensor) -> Metric:
     bins = place.round_().add_(BINS // 2).int()
     del place
     zeros = torch.zeros(BINS, dtype=torch.float64, device=log_values.device)
-    return Metric("quantiles", zeros.index_add(0, bins, weights.double()))
+    return PartialMetric("quantiles", zeros.index_add(0, bins, weights.double()))
 
 
 def _moments(values: Tensor, weights: Tensor) -> Tensor:
@@ -114,14 +116,14 @@ def combine(parts: Iterable[Metrics]) -> Metrics:
                 out[name] = metric
                 continue
             join = torch.maximum if _is_extreme(metric) else torch.add
-            out[name] = Metric(metric.kind, join(out[name].value, metric.value))
+            out[name] = PartialMetric(metric.kind, join(out[name].value, metric.value))
     return out
 
 
 def average_steps(parts: Sequence[Metrics]) -> Metrics:
     """The metrics of several optimizer steps as those of one: combined, with the mean of their losses."""
     return {
-        name: Metric(m.kind, m.value / len(parts)) if m.kind == "loss" else m
+        name: PartialMetric(m.kind, m.value / len(parts)) if m.kind == "loss" else m
         for name, m in combine(parts).items()
     }
 
@@ -140,7 +142,9 @@ def reduce_metrics(
             continue
         flat = reduce(torch.cat([metrics[name].value for name in names]))
         parts = flat.split([len(metrics[name].value) for name in names])
-        out |= {name: Metric(metrics[name].kind, part) for name, part in zip(names, parts, strict=True)}
+        out |= {
+            name: PartialMetric(metrics[name].kind, part) for name, part in zip(names, parts, strict=True)
+        }
     return out
 
 
@@ -158,7 +162,7 @@ def finalize(metrics: Metrics) -> dict[str, float]:
     return out
 
 
-def _is_extreme(metric: Metric) -> bool:
+def _is_extreme(metric: PartialMetric) -> bool:
     return metric.kind in ("max", "min")
 
 

@@ -1,9 +1,21 @@
-"""The parts a recipe is made of, and the settings they read: names, formulas and defaults as data.
+"""What a part is, and how it is found by name.
 
-A recipe picks one part for each slot (advantage, ratio, surrogate, weights, KL, correction). A part owns the
-settings that only it gives a meaning; a setting whose owner isn't picked is refused, so no value is ever
-ignored in silence. The functions behind the names are in `advantages.py`, `ratios.py`, `surrogates.py`,
-`weights.py`, `kl.py` and `corrections.py`.
+A recipe picks one part for each slot of `SLOTS`. A part is one declaration: a function with its formula, its
+meaning, its settings and what it needs.
+
+    @part("surrogate", formula="l_t = -A tanh(softness (r_t - 1)) / softness", meaning="saturates smoothly")
+    def soft_clip(
+        tokens: Tokens,
+        *,
+        softness: Annotated[float, Setting("how early it saturates", above=0.0)] = 2.0,
+    ) -> TokenLosses:
+        return TokenLosses(-tokens.advantages * (softness * (tokens.ratio - 1.0)).tanh() / softness)
+
+Its keyword-only parameters are its settings: float, int, bool or a `Literal` of words, each perhaps `| None`;
+a `Setting` in the annotation says what it means and bounds it. A recipe without the part refuses its
+settings, so no value is ever ignored in silence. Megarl's own parts are in the files that `SLOTS` names,
+under the names of their functions; a user's own is named by its import path, `my_package.losses:soft_clip`.
+Nothing has to be registered.
 
 Symbols: r_t ratio, A advantage, R reward, G responses of a group, |y| active tokens of a response, sg() no
 gradient. Losses are minimised.
@@ -11,246 +23,305 @@ gradient. Losses are minimised.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Union
 
+from megarl.errors import UserError, did_you_mean
 
-@dataclass(frozen=True)
-class Part:
-    """One choice for a slot. settings: what only this part reads, with defaults."""
-
-    formula: str
-    meaning: str
-    settings: Mapping[str, object] = field(default_factory=dict)
+REQUIRED: Any = inspect.Parameter.empty
+NEEDS = frozenset({"old_logprobs", "engine_logprobs", "ref_logprobs", "values", "greedy_rewards"})
 
 
 @dataclass(frozen=True)
 class Setting:
     """A value of a recipe: what it means and what it may be.
 
-    kind: float, int, bool, or the tuple of words to choose from. above / at_least / at_most: bounds of a
-    number. optional: None is a choice of its own (where the setting is owned by the part picked).
+    above, at_least, at_most: bounds of a number. The rest is read off the annotated parameter or field:
+    kind: float, int, bool, or the tuple of words to choose from. optional: None is a choice of its own.
+    default: `REQUIRED` where there is none.
     """
 
-    meaning: str
-    kind: type | tuple[str, ...]
+    meaning: str = ""
     above: float = -math.inf
     at_least: float = -math.inf
     at_most: float = math.inf
+    kind: type | tuple[str, ...] = float
     optional: bool = False
+    default: Any = REQUIRED
+
+    def read(self, value: Any) -> Any:
+        """Return what YAML 1.1 parsers make something else of: `3e-4` (a string to them) and `off` (false)."""
+        if value is False and isinstance(self.kind, tuple) and "off" in self.kind:
+            return "off"
+        if isinstance(value, str) and self.kind is float:
+            try:
+                return float(value)
+            except ValueError:
+                return value
+        return value
+
+    def check(self, value: Any, where: str) -> None:
+        """Raise UserError for a value that the setting cannot have. where: begins the message."""
+        if value is None and self.optional:
+            return
+        if isinstance(self.kind, tuple):
+            if value not in self.kind:
+                hint = did_you_mean(str(value), self.kind)
+                raise UserError(f"{where} is {value!r}, it must be one of {', '.join(self.kind)}.{hint}")
+            return
+        number: float = value
+        words, accepted = KINDS[self.kind]
+        if not isinstance(value, accepted) or isinstance(value, bool) != (self.kind is bool):
+            raise UserError(f"{where} is {value!r}, it must be {words}")
+        if not (self.above < number and self.at_least <= number <= self.at_most):
+            raise UserError(f"{where} is {value!r}, it must be {self.bounds}")
+
+    @property
+    def bounds(self) -> str:
+        """The bounds of a number in words, "" where there are none."""
+        low = f"above {self.above:g}" if self.above > self.at_least else f"at least {self.at_least:g}"
+        words = [low] if max(self.above, self.at_least) > -math.inf else []
+        words += [f"at most {self.at_most:g}"] if self.at_most < math.inf else []
+        return " and ".join(words)
 
 
-SETTINGS: Mapping[str, Setting] = {
-    "std": Setting("what a group's centred rewards are divided by", ("population", "bessel", "none")),
-    "gamma": Setting("discount of GAE per token", float, at_least=0.0, at_most=1.0),
-    "gae_lambda": Setting("lambda of GAE per token", float, at_least=0.0, at_most=1.0),
+KINDS: Mapping[type, tuple[str, tuple[type, ...]]] = {
+    float: ("a number", (int, float)),
+    int: ("a whole number", (int,)),
+    bool: ("true or false", (bool,)),
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One choice that every recipe makes.
+
+    module: where megarl's own parts for it are. function: what a part's function takes and returns.
+    needs, settings: what each of its parts has beside its own; those settings are read by the training step.
+    """
+
+    module: str
+    function: str
+    needs: frozenset[str] = frozenset()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+
+SLOTS: Mapping[str, Slot] = {
+    "advantage": Slot(
+        "megarl.algorithms.advantages",
+        "Rewards -> float64 [responses]; with per_token, TokenRewards -> float64 [scored active tokens]",
+    ),
+    "ratio": Slot("megarl.algorithms.ratios", "LogRatios -> float32 [tokens], with the policy's gradient"),
+    "surrogate": Slot("megarl.algorithms.surrogates", "Tokens -> TokenLosses, with the policy's gradient"),
+    "weights": Slot(
+        "megarl.algorithms.weights",
+        "Totals -> number, or [responses]: a token of the response has one over it as its weight",
+    ),
+    "kl": Slot(
+        "megarl.algorithms.kl",
+        "float32 [tokens], logp - ref -> KLEstimate",
+        needs=frozenset({"ref_logprobs"}),
+        settings={
+            "kl_coef": Setting(
+                "weight of the KL to the reference policy; 0 = only measured", at_least=0.0, default=0.001
+            ),
+            "kl_in": Setting("where the KL acts", kind=("loss", "reward"), default="loss"),
+        },
+    ),
+    "correction": Slot(
+        "megarl.algorithms.corrections",
+        "Mismatch -> Correction, without gradient",
+        needs=frozenset({"engine_logprobs"}),
+    ),
+}
+
+# read by `value_loss`: every part that needs a critic's values has it
+CRITIC_SETTINGS: Mapping[str, Setting] = {
     "value_clip": Setting(
         "how far the critic's value may move from the old one; null = not clipped",
-        float,
         above=0.0,
         optional=True,
-    ),
-    "clip_low": Setting("lower bound of the ratio is 1 - clip_low (gmpo: exp(-clip_low))", float, above=0.0),
-    "clip_high": Setting(
-        "upper bound of the ratio is 1 + clip_high (gmpo: exp(clip_high))", float, above=0.0
-    ),
-    "dual_clip": Setting(
-        "bound of the ratio where A < 0 (PPO leaves it open); null = open", float, above=1.0, optional=True
-    ),
-    "tau_positive": Setting("temperature of the soft gate where A > 0", float, above=0.0),
-    "tau_negative": Setting("temperature of the soft gate where A <= 0", float, above=0.0),
-    "kl_coef": Setting("weight of the KL to the reference policy; 0 = only measured", float, at_least=0.0),
-    "kl_in": Setting("where the KL acts", ("loss", "reward")),
-    "correction_low": Setting("smallest trainer/engine weight that is kept", float, at_least=0.0),
-    "correction_high": Setting("largest trainer/engine weight that is kept, or its cap", float, above=0.0),
-    "entropy_coef": Setting("weight of the entropy bonus", float, at_least=0.0),
-    "off_policy_delta": Setting(
-        "leave out tokens with A < 0 of responses with mean(old - logp) above this many nats "
-        "(DeepSeek-V3.2); null = keep all",
-        float,
-        above=0.0,
-        optional=True,
-    ),
-    "old_logprobs": Setting(
-        "where the old log-probabilities come from (auto: `resolve_sources`)",
-        ("auto", "current", "recompute", "engine"),
-    ),
-    "routing_replay": Setting(
-        "which routes an MoE policy replays (auto: `resolve_sources`)", ("auto", "off", "recorded", "engine")
-    ),
-    "minibatches": Setting("optimizer steps per rollout", int, at_least=1),
-    "dynamic_sampling": Setting("sample until groups differ in reward; drop the others", bool),
-}
-
-
-ADVANTAGES: Mapping[str, Part] = {
-    "grpo": Part(
-        "A_i = (R_i - mean_group) / (std_group + 1e-6)",
-        "reward relative to its group, in units of the group's spread",
-        {"std": "population"},
-    ),
-    "dr_grpo": Part(
-        "A_i = R_i - mean_group", "reward relative to its group; hard and easy prompts weigh alike"
-    ),
-    "rloo": Part(
-        "A_i = R_i - mean_{j != i} R_j", "leave-one-out baseline: unbiased, G / (G - 1) times dr_grpo"
-    ),
-    "opo": Part(
-        "A_i = R_i - sum_group(|y| R) / sum_group(|y|)",
-        "length-weighted baseline, which has the least variance",
-    ),
-    "reinforce_pp": Part(
-        "A_t = whiten over all active tokens of (R - kl_coef * sum_{i >= t} k1_i)",
-        "no group: the whole batch is the baseline",
-    ),
-    "reinforce_pp_baseline": Part(
-        "A_i = whiten over all active tokens of (R_i - mean_group)",
-        "group baseline, spread of the whole batch",
-    ),
-    "remax": Part(
-        "A_i = R_i - R(greedy response)", "baseline: the reward of the greedy response to the prompt"
-    ),
-    "gae": Part(
-        "A_t = whiten(sum_k (gamma gae_lambda)^k delta_{t+k}), delta_t = R_t + gamma V_{t+1} - V_t",
-        "a critic's values are the baseline, token by token",
-        {"gamma": 1.0, "gae_lambda": 1.0, "value_clip": 0.2},
+        default=0.2,
     ),
 }
 
-RATIOS: Mapping[str, Part] = {
-    "token": Part("r_t = exp(logp_t - old_t)", "each token by itself"),
-    "sequence": Part(
-        "r_t = s_i = exp(mean over active t of (logp_t - old_t))",
-        "one ratio for the whole response, one advantage per response",
-    ),
-    "sequence_token": Part(
-        "r_t = sg(s_i) * exp(logp_t - sg(logp_t)); s_i = exp(mean over active t of (logp_t - old_t))",
-        "as sequence, with per-token advantages",
-    ),
-}
 
-_OUTSIDE = "M_t = 0 where (A > 0 and r_t > 1 + clip_high) or (A < 0 and r_t < 1 - clip_low)"
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One choice for a slot, made by `part`.
 
-SURROGATES: Mapping[str, Part] = {
-    "clip": Part(
-        "l_t = -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A); "
-        "with dual_clip, where A < 0: -max(that min, dual_clip A)",
-        "PPO's trust region: no gradient once the ratio has moved far enough",
-        {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None},
-    ),
-    "cispo": Part(
-        "l_t = -sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A logp_t",
-        "the weight is clipped, not the update: every token keeps a gradient",
-        {"clip_low": 1.0, "clip_high": 4.0},
-    ),
-    "cispo_mask": Part(
-        f"l_t = -M_t sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A logp_t; {_OUTSIDE}",
-        "CISPO's unified form: tokens outside PPO's trust region are left out",
-        {"clip_low": 1.0, "clip_high": 4.0},
-    ),
-    "minirl": Part(
-        f"l_t = -M_t sg(r_t) A logp_t; {_OUTSIDE}",
-        "importance-weighted REINFORCE, PPO's mask on staleness",
-        {"clip_low": 0.2, "clip_high": 0.27},
-    ),
-    "sapo": Part(
-        "l_t = -(4 / tau) sigmoid(tau (r_t - 1)) A; tau = tau_positive where A > 0, else tau_negative",
-        "a soft gate instead of a clip: the gradient fades with distance",
-        {"tau_positive": 1.0, "tau_negative": 1.05},
-    ),
-    "gmpo": Part(
-        "l_i = -exp(mean over active t of x_t) A; "
-        "x_t = min(log r_t, clip_high) where A > 0, max(log r_t, -clip_low) where A < 0",
-        "geometric mean of the clipped token ratios: one outlier cannot dominate",
-        {"clip_low": 0.4, "clip_high": 0.4},
-    ),
-}
+    function: of one argument (see `Slot`) and the settings named in `arguments`.
+    settings: its own, its slot's and, where it needs values, the critic's.
+    needs: some of `NEEDS`, which the training step provides beside the log-probabilities of now.
+    refused: by setting or slot, values that make no sense with this part, with the reason.
 
-WEIGHTS: Mapping[str, Part] = {
-    "token_mean": Part("w_t = 1 / (active tokens of the batch)", "every token weighs the same"),
-    "group_token_mean": Part(
-        "w_t = 1 / (groups * active tokens of the group)",
-        "every prompt weighs the same, and inside it every token",
-    ),
-    "sequence_mean": Part("w_t = 1 / (responses * |y|)", "every response weighs the same"),
-    "constant": Part(
-        "w_t = 1 / (responses * L_max), L_max = the generation budget",
-        "every token weighs the same in every batch",
-    ),
-}
+    For an advantage:
+    compares_group: its baseline is the response's group. Where all rewards of a group are exactly equal, so
+        also where it is of one, the advantage is exactly 0.
+    whitened: brought to mean 0 and spread 1 over the active tokens of the whole rollout.
+    per_token: it gives one advantage for each token rather than one for each response.
+    kl_to_go: a KL in the reward is added up from each token on, rather than taken from the response's reward.
 
-KLS: Mapping[str, Part] = {
-    "none": Part("", "no reference policy"),
-    "k1": Part(
-        "kl_t = k1_t = logp_t - ref_t", "unbiased, can be negative", {"kl_coef": 0.001, "kl_in": "reward"}
-    ),
-    "k2": Part("kl_t = k1_t^2 / 2", "as a loss, the right gradient", {"kl_coef": 0.001, "kl_in": "loss"}),
-    "k3": Part(
-        "kl_t = exp(-k1_t) - 1 + k1_t",
-        "unbiased and never negative; as a loss, a biased gradient",
-        {"kl_coef": 0.001, "kl_in": "loss"},
-    ),
-    "k3+": Part(
-        "kl_t = k3's value with k2's gradient",
-        "low variance to read, the right gradient",
-        {"kl_coef": 0.001, "kl_in": "loss"},
-    ),
-}
-
-CORRECTIONS: Mapping[str, Part] = {
-    "none": Part("", "old log-probabilities are taken as the sampler's"),
-    "tis": Part(
-        "c_t = min(exp(old_t - engine_t), correction_high)",
-        "truncated importance sampling, token by token",
-        {"correction_high": 2.0},
-    ),
-    "mis": Part(
-        "c_t = exp(old_t - engine_t) inside [correction_low, correction_high], else 0",
-        "masked importance sampling: tokens that disagree are left out",
-        {"correction_low": 0.5, "correction_high": 2.0},
-    ),
-    "icepop": Part(
-        "c_t = exp(old_t - engine_t) inside [correction_low, correction_high], else 0",
-        "mis with IcePop's wider bounds, made for MoE",
-        {"correction_low": 0.5, "correction_high": 5.0},
-    ),
-    "sequence_tis": Part(
-        "c_i = min(exp(sum over active t of (old_t - engine_t)), correction_high)",
-        "tis on the probability of the whole response",
-        {"correction_high": 2.0},
-    ),
-    "sequence_mis": Part(
-        "c_i = exp(sum over active t of (old_t - engine_t)) inside [correction_low, correction_high], else 0",
-        "mis on the probability of the whole response",
-        {"correction_low": 0.5, "correction_high": 2.0},
-    ),
-    "geometric_mis": Part(
-        "c_i = exp(mean over active t of (old_t - engine_t)) inside [correction_low, correction_high], else "
-        "0",
-        "mis on the mean ratio: bounds that do not depend on the length",
-        {"correction_low": 0.99, "correction_high": 1.01},
-    ),
-}
-
-PARTS: Mapping[str, Mapping[str, Part]] = {
-    "advantage": ADVANTAGES,
-    "ratio": RATIOS,
-    "surrogate": SURROGATES,
-    "weights": WEIGHTS,
-    "kl": KLS,
-    "correction": CORRECTIONS,
-}
-
-
-def owners(setting: str) -> tuple[str, tuple[str, ...]] | None:
-    """(slot, parts) that read a setting; None for one that every recipe has.
-
-    >>> owners("dual_clip")
-    ('surrogate', ('clip',))
+    For a ratio, a surrogate or weights:
+    per_response: all tokens of a response have one ratio, one loss; all responses have the same weight.
+    token_ratio: a surrogate that treats each token by its own ratio.
+    one_advantage: a ratio for one advantage per response.
     """
-    for slot, parts in PARTS.items():
-        names = tuple(name for name, part in parts.items() if setting in part.settings)
-        if names:
-            return slot, names
-    return None
+
+    slot: str
+    name: str
+    formula: str
+    meaning: str
+    function: Callable[..., Any]
+    arguments: tuple[str, ...] = ()
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    needs: frozenset[str] = frozenset()
+    refused: Mapping[str, Mapping[object, str]] = field(default_factory=dict)
+    compares_group: bool = False
+    whitened: bool = False
+    per_token: bool = False
+    kl_to_go: bool = False
+    per_response: bool = False
+    token_ratio: bool = False
+    one_advantage: bool = False
+
+    def __call__(self, given: Any, **settings: Any) -> Any:
+        """Call the function, which has defaults of its own for its settings."""
+        return self.function(given, **settings)
+
+
+def part(
+    slot: str,
+    *,
+    formula: str,
+    meaning: str,
+    name: str | None = None,
+    needs: Iterable[str] = (),
+    defaults: Mapping[str, object] | None = None,
+    refused: Mapping[str, Mapping[object, str]] | None = None,
+    **traits: bool,
+) -> Callable[[Callable[..., Any]], Part]:
+    """Declare a function as a part for a slot; see `Part` for needs, refused and traits.
+
+    formula: one line, as the function computes it. meaning: what it is good for, in a few words.
+    name: the function's own, unless given. defaults: of the slot's settings, where this part has others.
+    Raises ValueError and TypeError for a declaration that cannot be.
+    """
+    if slot not in SLOTS:
+        raise ValueError(f"unknown slot {slot!r}. Known: {', '.join(SLOTS)}")
+
+    def declare(function: Callable[..., Any]) -> Part:
+        called = name or function.__name__
+        if unknown := frozenset(needs) - NEEDS:
+            raise ValueError(f"{called}: unknown need {min(unknown)!r}. Known: {', '.join(sorted(NEEDS))}")
+        own = settings_of_function(function)
+        shared = dict(SLOTS[slot].settings)
+        for key, value in (defaults or {}).items():
+            shared[key] = replace(shared[key], default=value)
+        if "values" in needs:
+            shared |= CRITIC_SETTINGS
+        return Part(
+            slot,
+            called,
+            formula,
+            meaning,
+            function,
+            arguments=tuple(own),
+            settings=own | shared,
+            needs=SLOTS[slot].needs | frozenset(needs),
+            refused=refused or {},
+            **traits,
+        )
+
+    return declare
+
+
+def absent(slot: str, meaning: str) -> Part:
+    """Return the part `none` of a slot that a recipe may leave empty; it is never called."""
+
+    def function(given: Any) -> None:
+        raise AssertionError(f"{slot}: none has nothing to compute")
+
+    return Part(slot, "none", formula="", meaning=meaning, function=function)
+
+
+def settings_of_function(function: Callable[..., Any]) -> dict[str, Setting]:
+    """Return the keyword-only parameters as settings. TypeError unless there is one more, and that alone."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    others = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    if len(others) != 1 or others[0].kind in (others[0].VAR_POSITIONAL, others[0].VAR_KEYWORD):
+        raise TypeError(f"{function.__name__}: a part's function takes one argument, and settings by keyword")
+    return {p.name: setting_of(p.name, hints.get(p.name), p.default) for p in keywords}
+
+
+def setting_of(name: str, annotation: Any, default: Any) -> Setting:
+    """Return the setting that an annotated parameter or field is. TypeError for a type it cannot have."""
+    declared = Setting()
+    if typing.get_origin(annotation) is Annotated:
+        annotation, *extras = typing.get_args(annotation)
+        declared = next((extra for extra in extras if isinstance(extra, Setting)), declared)
+    kinds = [annotation]
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+        declared = replace(declared, optional=len(kinds) < len(typing.get_args(annotation)))
+    kind: Any = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is Literal else kinds[0]
+    if len(kinds) != 1 or not (isinstance(kind, tuple) or kind in KINDS):
+        raise TypeError(f"setting {name!r}: its type must be float, int, bool or a Literal, not {annotation}")
+    return replace(declared, kind=kind, default=default)
+
+
+def builtin_parts(slot: str) -> dict[str, Part]:
+    """Megarl's own parts for a slot by name, in the order of their file."""
+    module = importlib.import_module(SLOTS[slot].module)
+    return {p.name: p for p in vars(module).values() if isinstance(p, Part) and p.slot == slot}
+
+
+def find_part(slot: str, name: object, *, where: str = "") -> Part:
+    """Return the part of this name, or at this import path (`package.module:name`).
+
+    where: begins the message ("algorithm 'mine': "). Raises UserError for an unknown name, a module that
+    cannot be imported, something that is no part, and a part for another slot.
+    """
+    known = builtin_parts(slot)
+    if isinstance(name, str) and name in known:
+        return known[name]
+    if not isinstance(name, str) or ":" not in name:
+        raise UserError(
+            f"{where}unknown {slot} {name!r}.{did_you_mean(str(name), known)} Known: {', '.join(known)}; "
+            "your own is named by its import path, package.module:name."
+        )
+    found = load_part(name, where=where)
+    if found.slot != slot:
+        raise UserError(f"{where}{slot} {name!r} is declared for the slot {found.slot!r}: name it there")
+    return found
+
+
+def load_part(path: str, *, where: str = "") -> Part:
+    """Return the part at an import path. Raises UserError as `find_part` does."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever is wrong with a user's module
+        raise UserError(
+            f"{where}{path!r}: cannot import {module_name!r} ({type(error).__name__}: {error})"
+        ) from error
+    parts = [key for key, value in vars(module).items() if isinstance(value, Part)]
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise UserError(
+            f"{where}{path!r}: {module_name!r} has no part {attribute!r}.{did_you_mean(attribute, parts)}"
+        )
+    if not isinstance(found, Part):
+        raise UserError(
+            f"{where}{path!r} is no part: declare the function with @megarl.algorithms.part(slot, formula=..., "
+            "meaning=...)"
+        )
+    return found

@@ -1,44 +1,71 @@
-"""Importance ratios of the current policy to the old one, one per token (DESIGN "Ratios", formulas in
-`parts.RATIOS`).
+"""The slot `ratio`: importance ratios of the current policy to the old one, one per token (DESIGN "Ratios").
 
 Log-ratios are float32 and clamped to +-20 nats before exp; a token's ratio has no gradient beyond the clamp.
-A sequence ratio is GSPO-token's: the value is the response's, the gradient each token's own share of it. Its
-mean is taken without gradient, so under context parallelism it needs no differentiable communication.
+A sequence ratio is GSPO-token's: the value is the response's, the gradient each token's own share of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
+from megarl.algorithms.parts import part
 from megarl.algorithms.responses import Responses
 
 MAX_LOG_RATIO = 20.0
 
 
+class LogRatios(NamedTuple):
+    """What a ratio is made of.
+
+    tokens: float32 [tokens], logp - old, with the policy's gradient; 0 where masked.
+    means: float64 [responses], over the active tokens of each response, without gradient.
+    """
+
+    tokens: Tensor
+    means: Tensor
+    responses: Responses
+
+
 def bounded(log_ratio: Tensor) -> Tensor:
-    """The log-ratio where exp is safe."""
+    """Return the log-ratio where exp is safe."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def with_gradient_of(value: Tensor, log_ratio: Tensor) -> Tensor:
-    """exp(value), whose gradient is exp(value) times that of log_ratio. Both [T]; value has no gradient."""
+    """Return exp(value), whose gradient is exp(value) times that of log_ratio. Both [tokens]; value has none."""
     return (value + (log_ratio - log_ratio.detach())).exp()
 
 
-def token_ratio(log_ratio: Tensor, mean_log_ratio: Tensor, responses: Responses) -> Tensor:
-    """[T]: exp(logp - old)."""
-    return bounded(log_ratio).exp()
+@part("ratio", formula="r_t = exp(logp_t - old_t)", meaning="each token by itself")
+def token(log_ratios: LogRatios) -> Tensor:
+    return bounded(log_ratios.tokens).exp()
 
 
-def sequence_ratio(log_ratio: Tensor, mean_log_ratio: Tensor, responses: Responses) -> Tensor:
-    """[T]: s_i at every token of response i (GSPO, Eq. 7 and 14). mean_log_ratio: float64 [R]."""
-    return with_gradient_of(responses.spread(bounded(mean_log_ratio)), log_ratio)
+@part(
+    "ratio",
+    formula="r_t = s_i = exp(mean over active t of (logp_t - old_t))",
+    meaning="one ratio for the whole response, one advantage per response",
+    per_response=True,
+    one_advantage=True,
+)
+def sequence(log_ratios: LogRatios) -> Tensor:
+    """GSPO, Eq. 7, with the gradient of Eq. 14."""
+    return _of_responses(log_ratios)
 
 
-RATIOS: Mapping[str, Callable[[Tensor, Tensor, Responses], Tensor]] = {
-    "token": token_ratio,
-    "sequence": sequence_ratio,
-    "sequence_token": sequence_ratio,
-}
+@part(
+    "ratio",
+    formula="r_t = sg(s_i) * exp(logp_t - sg(logp_t)); s_i = exp(mean over active t of (logp_t - old_t))",
+    meaning="as sequence, with per-token advantages",
+    per_response=True,
+)
+def sequence_token(log_ratios: LogRatios) -> Tensor:
+    """GSPO-token, Eq. 14."""
+    return _of_responses(log_ratios)
+
+
+def _of_responses(log_ratios: LogRatios) -> Tensor:
+    means = log_ratios.responses.spread(bounded(log_ratios.means))
+    return with_gradient_of(means, log_ratios.tokens)

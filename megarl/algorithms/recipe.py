@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple
 
-from megarl.algorithms.parts import PARTS, SETTINGS, Setting, owners
-from megarl.errors import UserError, did_you_mean
+from megarl.algorithms.parts import REQUIRED, SLOTS, Part, Setting, builtin_parts, find_part, setting_of
+from megarl.errors import UserError
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One objective. Slots name a part of `PARTS`, the rest are `SETTINGS`; a default here means "not in
-    use".
+    """One objective: a part for each slot of `parts.SLOTS`, by name or import path, and settings.
 
-    Checked when made (also by `dataclasses.replace`): UserError for an unknown part, a value out of range, a
-    setting that no chosen part reads, and a combination that `RULES` refuses. `get_recipe` and `make_recipe`
-    fill in the defaults of the parts.
+    settings: those of the parts picked; what is left out gets the part's default. Each is an attribute, too:
+    `recipe.kl_coef` is `recipe.settings["kl_coef"]`, and AttributeError where no part has it. Every recipe has
+    the other fields.
+
+    Checked when made (also by `dataclasses.replace`): UserError for a part that cannot be found, a value out
+    of range, a setting that no chosen part has, and a combination that a part or `RULES` refuses.
     """
 
     name: str
@@ -28,98 +33,100 @@ class Recipe:
     weights: str
     kl: str = "none"
     correction: str = "none"
-    std: str = "none"
-    gamma: float | None = None
-    gae_lambda: float | None = None
-    value_clip: float | None = None
-    clip_low: float | None = None
-    clip_high: float | None = None
-    dual_clip: float | None = None
-    tau_positive: float | None = None
-    tau_negative: float | None = None
-    kl_coef: float = 0.0
-    kl_in: str = "loss"
-    correction_low: float | None = None
-    correction_high: float | None = None
-    off_policy_delta: float | None = None
-    entropy_coef: float = 0.0
-    old_logprobs: str = "auto"
-    routing_replay: str = "auto"
-    minibatches: int = 1
-    dynamic_sampling: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    entropy_coef: Annotated[float, Setting("weight of the entropy bonus", at_least=0.0)] = 0.0
+    off_policy_delta: Annotated[
+        float | None,
+        Setting(
+            "leave out tokens with A < 0 of responses with mean(old - logp) above this many nats "
+            "(DeepSeek-V3.2); null = keep all",
+            above=0.0,
+        ),
+    ] = None
+    old_logprobs: Annotated[
+        Literal["auto", "current", "recompute", "engine"],
+        Setting("where the old log-probabilities come from (auto: `resolve_sources`)"),
+    ] = "auto"
+    routing_replay: Annotated[
+        Literal["auto", "off", "recorded", "engine"],
+        Setting("which routes an MoE policy replays (auto: `resolve_sources`)"),
+    ] = "auto"
+    minibatches: Annotated[int, Setting("optimizer steps per rollout", at_least=1)] = 1
+    dynamic_sampling: Annotated[bool, Setting("sample until groups differ in reward; drop the others")] = (
+        False
+    )
     title: str = ""
     description: str = ""
     source: str = ""
+    parts: Mapping[str, Part] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for slot, parts in PARTS.items():
-            if getattr(self, slot) not in list(parts):
-                raise _unknown(self, slot)
-        for setting in SETTINGS:
-            _check_setting(self, setting)
+        where = f"algorithm {self.name!r}: "
+        parts = {slot: find_part(slot, getattr(self, slot), where=where) for slot in SLOTS}
+        object.__setattr__(self, "parts", MappingProxyType(parts))
+        object.__setattr__(self, "settings", MappingProxyType(_complete(self, where)))
+        for name, setting in self.settings_in_use().items():
+            setting.check(getattr(self, name), f"{where}{name}")
+        for part in parts.values():
+            for name, reasons in part.refused.items():
+                if reason := reasons.get(getattr(self, name, None)):
+                    raise UserError(where + reason)
         for rule in RULES:
             if rule.broken(self):
-                raise UserError(f"algorithm {self.name!r}: {rule.reason}")
+                raise UserError(where + rule.reason)
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting of the parts picked."""
+        settings = self.__dict__.get("settings", {})
+        if name not in settings:
+            raise AttributeError(f"recipe {self.__dict__.get('name')!r} has no setting {name!r}")
+        return settings[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickled recipe names its parts: they are found again where it is read."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return _remake, (values | {"settings": dict(self.settings)},)
+
+    def use(self, slot: str) -> Callable[[Any], Any]:
+        """Return the function of the part picked for a slot, with its settings filled in."""
+        part = self.parts[slot]
+        return functools.partial(part.function, **{name: self.settings[name] for name in part.arguments})
+
+    def settings_in_use(self) -> dict[str, Setting]:
+        """The settings that its parts have, slot by slot, then those of every recipe."""
+        own = {name: s for part in self.parts.values() for name, s in part.settings.items()}
+        return {**own, **COMMON}
 
     @property
     def needs(self) -> frozenset[str]:
-        found = {
-            "ref_logprobs": self.kl != "none",
-            "values": self.needs_critic,
-            "greedy_rewards": self.needs_greedy,
-            "engine_logprobs": self.needs_engine_logprobs,
-            "old_logprobs": self.has_reward_kl,
-        }
-        return frozenset(name for name, needed in found.items() if needed)
+        """What the training step provides beside the log-probabilities of now; some of `parts.NEEDS`.
 
-    @property
-    def needs_reference(self) -> bool:
-        """A pass of the reference policy is needed."""
-        return self.kl != "none"
-
-    @property
-    def needs_critic(self) -> bool:
-        """Advantages need a critic's values."""
-        return self.advantage == "gae"
-
-    @property
-    def needs_greedy(self) -> bool:
-        """Each prompt needs one greedy response, for its reward."""
-        return self.advantage == "remax"
+        "engine_logprobs", "ref_logprobs", "values": columns, the last a critic's. "greedy_rewards": the reward
+        of one greedy response to each prompt. "old_logprobs" only where advantages need the trainer's pass over
+        the rollout itself, for a KL in the reward; otherwise `resolve_sources` says where they come from.
+        """
+        needs = frozenset().union(*(part.needs for part in self.parts.values()))
+        return needs | {"old_logprobs"} if self.has_reward_kl else needs
 
     @property
     def compares_group(self) -> bool:
         """A response's baseline is its group: one alone has advantage 0."""
-        return self.advantage not in ("reinforce_pp", "remax", "gae")
-
-    @property
-    def needs_lengths(self) -> bool:
-        """`compute_advantages` needs the active tokens of each response."""
-        return self.advantage in ("opo", "reinforce_pp", "reinforce_pp_baseline")
-
-    @property
-    def needs_engine_logprobs(self) -> bool:
-        """`policy_loss` needs the engine's log-probabilities beside the old ones."""
-        return self.correction != "none"
+        return self.parts["advantage"].compares_group
 
     @property
     def has_reward_kl(self) -> bool:
         """The KL is taken from the reward, so advantages wait for the old and the reference pass."""
-        return self.kl_coef > 0 and self.kl_in == "reward"
-
-    @property
-    def has_late_advantages(self) -> bool:
-        """`token_advantages` makes the advantages, after those passes; else `compute_advantages` does, at once."""
-        return self.needs_critic or self.has_reward_kl
+        return self.kl != "none" and self.kl_coef > 0 and self.kl_in == "reward"
 
     @property
     def has_token_advantages(self) -> bool:
         """Advantages differ from token to token."""
-        return self.advantage == "gae" or (self.advantage == "reinforce_pp" and self.has_reward_kl)
+        part = self.parts["advantage"]
+        return part.per_token or (part.kl_to_go and self.has_reward_kl)
 
 
 class Rule(NamedTuple):
-    """A combination that is refused, and why."""
+    """A combination that is refused, and why. It speaks of what parts declare, not of their names."""
 
     broken: Callable[[Recipe], bool]
     reason: str
@@ -127,39 +134,24 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        lambda r: r.ratio != "token" and r.weights != "sequence_mean",
-        "a sequence ratio is the same for all tokens of a response, so these weights would weigh a response "
-        "by its length: set weights: sequence_mean",
+        lambda r: (
+            (r.parts["ratio"].per_response or r.parts["surrogate"].per_response)
+            and not r.parts["weights"].per_response
+        ),
+        "all tokens of a response have one ratio or one loss, so these weights would weigh a response by its "
+        "length: set weights: sequence_mean",
     ),
     Rule(
-        lambda r: r.surrogate == "gmpo" and r.weights != "sequence_mean",
-        "gmpo takes one geometric mean per response, which other weights would weigh by its length: "
-        "set weights: sequence_mean",
+        lambda r: r.parts["surrogate"].token_ratio and r.parts["ratio"].per_response,
+        "this surrogate treats each token by its own ratio: set ratio: token",
     ),
     Rule(
-        lambda r: r.surrogate in ("gmpo", "sapo") and r.ratio != "token",
-        "gmpo and sapo treat each token by its own ratio: set ratio: token",
-    ),
-    Rule(
-        lambda r: r.ratio == "sequence" and r.has_token_advantages,
+        lambda r: r.parts["ratio"].one_advantage and r.has_token_advantages,
         "a sequence ratio has one advantage per response, this advantage differs from token to token: "
         "set ratio: sequence_token",
     ),
     Rule(
-        lambda r: r.surrogate != "gmpo" and (r.clip_low or 0.0) > 1.0,
-        "clip_low is at most 1: the lower bound 1 - clip_low of a ratio cannot be negative",
-    ),
-    Rule(
-        lambda r: r.kl == "k1" and r.kl_in == "loss",
-        "as a loss, k1's gradient is zero on average and constrains nothing: use k2 or k3+, or set kl_in: "
-        "reward",
-    ),
-    Rule(
-        lambda r: r.kl == "k3+" and r.kl_in == "reward",
-        "k3+ is about the gradient, and a reward has none: use k1 or k3 with kl_in: reward",
-    ),
-    Rule(
-        lambda r: (r.correction_low or 0.0) >= (r.correction_high or math.inf),
+        lambda r: r.settings.get("correction_low", 0.0) >= r.settings.get("correction_high", math.inf),
         "correction_low must lie below correction_high",
     ),
     Rule(
@@ -178,6 +170,55 @@ RULES: tuple[Rule, ...] = (
         "mini-batches use recompute or engine",
     ),
 )
+
+FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Recipe) if f.init and f.name != "settings")
+
+_HINTS = typing.get_type_hints(Recipe, include_extras=True)
+
+# the settings that every recipe has
+COMMON: Mapping[str, Setting] = MappingProxyType(
+    {
+        f.name: setting_of(f.name, _HINTS[f.name], f.default)
+        for f in fields(Recipe)
+        if any(isinstance(extra, Setting) for extra in typing.get_args(_HINTS[f.name]))
+    }
+)
+
+
+def _remake(values: dict[str, Any]) -> Recipe:
+    return Recipe(**values)
+
+
+def _complete(recipe: Recipe, where: str) -> dict[str, Any]:
+    """The settings of the recipe's parts, with defaults. UserError for one that no part has, that two have,
+    or that a part must be given."""
+    owners: dict[str, str] = dict.fromkeys(FIELDS, "every recipe")
+    complete = {}
+    for slot, part in recipe.parts.items():
+        for name, setting in part.settings.items():
+            if name in owners:
+                raise UserError(
+                    f"{where}{slot} {part.name!r} has a setting {name!r}, and so has {owners[name]}: rename it"
+                )
+            owners[name] = f"{slot} {part.name!r}"
+            complete[name] = recipe.settings.get(name, setting.default)
+            if complete[name] is REQUIRED:
+                raise UserError(f"{where}{slot} {part.name!r} needs the setting {name!r}")
+    for name, value in recipe.settings.items():
+        if name not in complete:
+            raise _without_effect(recipe, name, value, where)
+    return complete
+
+
+def _without_effect(recipe: Recipe, name: str, value: object, where: str) -> UserError:
+    for slot in SLOTS:
+        having = [part.name for part in builtin_parts(slot).values() if name in part.settings]
+        if having:
+            return UserError(
+                f"{where}{name} = {value!r} has no effect with {slot} {getattr(recipe, slot)!r} "
+                f"(only with {', '.join(having)}): take it out or change {slot}"
+            )
+    return UserError(f"{where}{name} = {value!r} has no effect: no part has such a setting")
 
 
 class Sources(NamedTuple):
@@ -209,49 +250,3 @@ def resolve_sources(recipe: Recipe, *, moe: bool, minibatches: int | None = None
         )
     replace(recipe, old_logprobs=old, routing_replay=replay, minibatches=count)
     return Sources(old, replay)
-
-
-def _unknown(recipe: Recipe, slot: str) -> UserError:
-    value, known = getattr(recipe, slot), PARTS[slot]
-    return UserError(
-        f"algorithm {recipe.name!r}: unknown {slot} {value!r}.{did_you_mean(str(value), known)} "
-        f"Known: {', '.join(known)}."
-    )
-
-
-def _check_setting(recipe: Recipe, name: str) -> None:
-    setting, value, owner = SETTINGS[name], getattr(recipe, name), owners(name)
-    where = f"algorithm {recipe.name!r}: {name}"
-    if owner is not None and getattr(recipe, owner[0]) not in owner[1]:
-        if value != Recipe.__dataclass_fields__[name].default:
-            slot, parts = owner
-            raise UserError(
-                f"{where} = {value!r} has no effect with {slot} {getattr(recipe, slot)!r} "
-                f"(only with {', '.join(parts)}): take it out or change {slot}"
-            )
-        return
-    if value is None and setting.optional:
-        return
-    if isinstance(setting.kind, tuple):
-        if value not in setting.kind:
-            hint = did_you_mean(str(value), setting.kind)
-            raise UserError(f"{where} is {value!r}, it must be one of {', '.join(setting.kind)}.{hint}")
-        return
-    words, types = KINDS[setting.kind]
-    if not isinstance(value, types) or isinstance(value, bool) != (setting.kind is bool):
-        raise UserError(f"{where} is {value!r}, it must be {words}")
-    number = cast(float, value)
-    if not (setting.above < number and setting.at_least <= number <= setting.at_most):
-        raise UserError(f"{where} is {value!r}, it must be {_range(setting)}")
-
-
-KINDS: Mapping[type, tuple[str, tuple[type, ...]]] = {
-    float: ("a number", (int, float)),
-    int: ("a whole number", (int,)),
-    bool: ("true or false", (bool,)),
-}
-
-
-def _range(setting: Setting) -> str:
-    low = f"above {setting.above:g}" if setting.above > setting.at_least else f"at least {setting.at_least:g}"
-    return low if setting.at_most == math.inf else f"{low} and at most {setting.at_most:g}"

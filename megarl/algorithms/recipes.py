@@ -7,15 +7,14 @@ too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
+from typing import Any
 
-from megarl.algorithms.parts import PARTS, SETTINGS
-from megarl.algorithms.recipe import Recipe
+from megarl.algorithms.parts import SLOTS, builtin_parts, find_part
+from megarl.algorithms.recipe import COMMON, FIELDS, Recipe
 from megarl.errors import UserError, did_you_mean
 
 _NEEDED = ("advantage", "ratio", "surrogate", "weights")
-_FIELDS = tuple(f.name for f in fields(Recipe))
 
 _ROWS: tuple[Mapping[str, object], ...] = (
     {
@@ -247,12 +246,13 @@ _ROWS: tuple[Mapping[str, object], ...] = (
 
 
 def make_recipe(mapping: Mapping[str, object]) -> Recipe:
-    """A recipe from plain data, as it stands in a user's YAML.
+    """Return a recipe from plain data, as it stands in a user's YAML.
 
     Three forms: {"name": "gspo", "clip_low": 3e-4} is a row of the table with changes; {"base": "gspo",
     "name": "mine", ...} is the same under a name of its own; {"name": "mine", "advantage": ..., "ratio": ...,
     "surrogate": ..., "weights": ..., ...} is composed from parts. Picking another part for a slot brings that
-    part's defaults and drops the settings of the part it replaces.
+    part's defaults and drops the settings of the part it replaces. A part of the user's own is named by its
+    import path, `my_package.losses:soft_clip`.
 
     Raises UserError, with suggestions, for unknown names and fields, and for whatever `Recipe` refuses.
     """
@@ -260,14 +260,8 @@ def make_recipe(mapping: Mapping[str, object]) -> Recipe:
     base = given.pop("base", None)
     composed = base is None and all(slot in given for slot in _NEEDED)
     name = str(given.get("name", base or "custom"))
-    unknown = [key for key in given if key not in _FIELDS]
-    if unknown:
-        raise UserError(
-            f"algorithm {name!r}: unknown field {unknown[0]!r}.{did_you_mean(unknown[0], _FIELDS)} "
-            f"Known: {', '.join(_FIELDS)}."
-        )
     if composed and name not in RECIPES:
-        return _build({}, given | {"name": name})
+        return _build(None, given | {"name": name})
     row = str(base if base is not None else name)
     if row not in RECIPES:
         missing = [slot for slot in _NEEDED if slot not in given]
@@ -275,39 +269,38 @@ def make_recipe(mapping: Mapping[str, object]) -> Recipe:
         raise UserError(
             f"unknown algorithm {row!r}.{did_you_mean(row, RECIPES)} Known: {', '.join(RECIPES)}.{compose}"
         )
-    return _build({f: getattr(RECIPES[row], f) for f in _FIELDS}, given)
+    return _build(RECIPES[row], given | {"name": name})
 
 
 def get_recipe(name: str, **overrides: object) -> Recipe:
-    """A row of the table, with changes: `get_recipe("gspo", clip_low=2e-4)`. See `make_recipe`."""
+    """Return a row of the table, with changes: `get_recipe("gspo", clip_low=2e-4)`. See `make_recipe`."""
     return make_recipe({"name": name} | overrides if name in RECIPES else {"base": name} | overrides)
 
 
-def _build(base: Mapping[str, object], changes: Mapping[str, object]) -> Recipe:
-    """`changes` over the defaults of the parts they pick over `base`."""
-    values = dict(base)
-    for slot, parts in PARTS.items():
-        picked = changes.get(slot, values.get(slot, "none"))
-        if picked == base.get(slot):
-            continue
-        for setting in {name for part in parts.values() for name in part.settings}:
-            values.pop(setting, None)
-        if isinstance(picked, str) and picked in parts:
-            values |= parts[picked].settings
-    return Recipe(**values | {key: _meant(key, value) for key, value in changes.items()})  # type: ignore[arg-type]
+def _build(base: Recipe | None, changes: Mapping[str, object]) -> Recipe:
+    """`changes` over the row `base`, which keeps the settings of those of its parts that stay."""
+    values: dict[str, Any] = {}
+    kept: dict[str, object] = {}
+    if base is not None:
+        values = {name: getattr(base, name) for name in FIELDS}
+        for slot, part in base.parts.items():
+            if changes.get(slot, values[slot]) == values[slot]:
+                kept |= {name: base.settings[name] for name in part.settings}
+    values |= {key: value for key, value in changes.items() if key in FIELDS}
+    where = f"algorithm {values['name']!r}: "
+    known = dict(COMMON)
+    for slot in SLOTS:
+        picked = find_part(slot, values.get(slot, "none"), where=where)
+        known |= picked.settings
+    theirs = {name for slot in SLOTS for part in builtin_parts(slot).values() for name in part.settings}
+    for key in changes:
+        if key not in (words := [*FIELDS, *sorted(theirs | known.keys() - set(FIELDS))]):
+            raise UserError(
+                f"{where}unknown field {key!r}.{did_you_mean(key, words)} Known: {', '.join(words)}."
+            )
+    read = {key: known[key].read(value) if key in known else value for key, value in changes.items()}
+    settings = kept | {key: value for key, value in read.items() if key not in FIELDS}
+    return Recipe(**values | {key: value for key, value in read.items() if key in FIELDS}, settings=settings)
 
 
-def _meant(key: str, value: object) -> object:
-    """What YAML 1.1 parsers make something else of: `3e-4` (a string to them) and `off` (false)."""
-    kind = SETTINGS[key].kind if key in SETTINGS else None
-    if value is False and isinstance(kind, tuple) and "off" in kind:
-        return "off"
-    if isinstance(value, str) and key in SETTINGS and SETTINGS[key].kind is float:
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-RECIPES: Mapping[str, Recipe] = MappingProxyType({str(row["name"]): _build({}, row) for row in _ROWS})
+RECIPES: Mapping[str, Recipe] = MappingProxyType({str(row["name"]): _build(None, row) for row in _ROWS})

@@ -1,4 +1,4 @@
-"""Per-token policy losses, to be minimised (formulas in `parts.SURROGATES`).
+"""The slot `surrogate`: per-token policy losses, to be minimised.
 
 Each takes the ratios and advantages of all tokens and returns the loss of each, with the tokens whose update
 was held back on the low and on the high side. Masked tokens arrive with log-ratio and advantage 0.
@@ -6,19 +6,21 @@ was held back on the low and on the high side. Masked tokens arrive with log-rat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from megarl.algorithms.parts import Setting, part
 from megarl.algorithms.ratios import bounded, with_gradient_of
-from megarl.algorithms.recipe import Recipe
 from megarl.algorithms.responses import Responses
 
 
 class Tokens(NamedTuple):
-    """What a surrogate sees, float32 [T]; ratio, log_ratio and logprobs carry the policy's gradient."""
+    """What a surrogate sees, float32 [tokens]; ratio, log_ratio and logprobs carry the policy's gradient.
+
+    ratio: the recipe's ratio. log_ratio: each token's own, logp - old.
+    """
 
     ratio: Tensor
     log_ratio: Tensor
@@ -27,9 +29,9 @@ class Tokens(NamedTuple):
     responses: Responses
 
 
-class Surrogate(NamedTuple):
-    """loss: float32 [T]. low, high: bool [T], held back at the lower, upper bound; None = there are no
-    bounds. dual: bool [T], held back by the dual clip; None = there is none."""
+class TokenLosses(NamedTuple):
+    """loss: float32 [tokens]. low, high: bool [tokens], held back at the lower, upper bound; None = there are
+    no bounds. dual: bool [tokens], held back by the dual clip; None = there is none."""
 
     loss: Tensor
     low: Tensor | None = None
@@ -37,90 +39,126 @@ class Surrogate(NamedTuple):
     dual: Tensor | None = None
 
 
-def clip(recipe: Recipe, tokens: Tokens) -> Surrogate:
+ClipLow = Annotated[float, Setting("lower bound of the ratio is 1 - clip_low", above=0.0, at_most=1.0)]
+ClipHigh = Annotated[float, Setting("upper bound of the ratio is 1 + clip_high", above=0.0)]
+
+_OUTSIDE = "M_t = 0 where (A > 0 and r_t > 1 + clip_high) or (A < 0 and r_t < 1 - clip_low)"
+
+
+@part(
+    "surrogate",
+    formula="l_t = -min(r_t A, clip(r_t, 1 - clip_low, 1 + clip_high) A); "
+    "with dual_clip, where A < 0: -max(that min, dual_clip A)",
+    meaning="PPO's trust region: no gradient once the ratio has moved far enough",
+)
+def clip(
+    tokens: Tokens,
+    *,
+    clip_low: ClipLow = 0.2,
+    clip_high: ClipHigh = 0.2,
+    dual_clip: Annotated[
+        float | None, Setting("bound of the ratio where A < 0 (PPO leaves it open); null = open", above=1.0)
+    ] = None,
+) -> TokenLosses:
     """PPO's clipped objective (1707.06347, Eq. 7), with the dual clip of 1912.09729.
 
     min(r A, clip(r) A) is r A with r held at the bound that A pushes past.
     """
-    lower, upper = _bounds(recipe)
-    low, high = _outside(recipe, tokens.ratio, tokens.advantages)
-    held = torch.where(low, lower, torch.where(high, upper, tokens.ratio))
+    low, high = _outside(tokens, clip_low, clip_high)
+    held = torch.where(low, 1.0 - clip_low, torch.where(high, 1.0 + clip_high, tokens.ratio))
     dual = None
-    if recipe.dual_clip is not None:
-        dual = (tokens.advantages < 0) & (tokens.ratio.detach() > recipe.dual_clip)
-        held = torch.where(dual, recipe.dual_clip, held)
-    return Surrogate(-(tokens.advantages * held), low, high, dual)
+    if dual_clip is not None:
+        dual = (tokens.advantages < 0) & (tokens.ratio.detach() > dual_clip)
+        held = torch.where(dual, dual_clip, held)
+    return TokenLosses(-(tokens.advantages * held), low, high, dual)
 
 
-def cispo(recipe: Recipe, tokens: Tokens) -> Surrogate:
+@part(
+    "surrogate",
+    formula="l_t = -sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A logp_t",
+    meaning="the weight is clipped, not the update: every token keeps a gradient",
+)
+def cispo(tokens: Tokens, *, clip_low: ClipLow = 1.0, clip_high: ClipHigh = 4.0) -> TokenLosses:
     """Clipped, detached importance weight times policy gradient (2506.13585, Eq. 4)."""
-    lower, upper = _bounds(recipe)
+    lower, upper = 1.0 - clip_low, 1.0 + clip_high
     ratio = tokens.ratio.detach()
     loss = -(ratio.clamp(lower, upper) * tokens.advantages) * tokens.logprobs
-    return Surrogate(loss, ratio < lower, ratio > upper)
+    return TokenLosses(loss, ratio < lower, ratio > upper)
 
 
-def cispo_mask(recipe: Recipe, tokens: Tokens) -> Surrogate:
+@part(
+    "surrogate",
+    formula=f"l_t = -M_t sg(clip(r_t, 1 - clip_low, 1 + clip_high)) A logp_t; {_OUTSIDE}",
+    meaning="CISPO's unified form: tokens outside PPO's trust region are left out",
+)
+def cispo_mask(tokens: Tokens, *, clip_low: ClipLow = 1.0, clip_high: ClipHigh = 4.0) -> TokenLosses:
     """`cispo` without the tokens outside PPO's trust region (2506.13585, Eq. 6 and 7)."""
-    lower, upper = _bounds(recipe)
-    return _masked(recipe, tokens, tokens.ratio.detach().clamp(lower, upper))
+    weight = tokens.ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+    return _masked(tokens, weight, clip_low, clip_high)
 
 
-def minirl(recipe: Recipe, tokens: Tokens) -> Surrogate:
+@part(
+    "surrogate",
+    formula=f"l_t = -M_t sg(r_t) A logp_t; {_OUTSIDE}",
+    meaning="importance-weighted REINFORCE, PPO's mask on staleness",
+)
+def minirl(tokens: Tokens, *, clip_low: ClipLow = 0.2, clip_high: ClipHigh = 0.27) -> TokenLosses:
     """Importance-weighted REINFORCE inside PPO's trust region (2512.01374). The mismatch factor is a
     correction."""
-    return _masked(recipe, tokens, tokens.ratio.detach())
+    return _masked(tokens, tokens.ratio.detach(), clip_low, clip_high)
 
 
-def sapo(recipe: Recipe, tokens: Tokens) -> Surrogate:
+@part(
+    "surrogate",
+    formula="l_t = -(4 / tau) sigmoid(tau (r_t - 1)) A; tau = tau_positive where A > 0, else tau_negative",
+    meaning="a soft gate instead of a clip: the gradient fades with distance",
+    token_ratio=True,
+)
+def sapo(
+    tokens: Tokens,
+    *,
+    tau_positive: Annotated[float, Setting("temperature of the soft gate where A > 0", above=0.0)] = 1.0,
+    tau_negative: Annotated[float, Setting("temperature of the soft gate where A <= 0", above=0.0)] = 1.05,
+) -> TokenLosses:
     """A sigmoid gate on the ratio (2511.20347): slope 1 at ratio 1, fading on both sides."""
-    positive, negative = _given(recipe.tau_positive), _given(recipe.tau_negative)
-    tau = torch.where(tokens.advantages > 0, positive, negative)
+    tau = torch.where(tokens.advantages > 0, tau_positive, tau_negative)
     gate = torch.sigmoid(tau * (tokens.ratio - 1.0))
-    return Surrogate(-(4.0 * tokens.advantages / tau) * gate)
+    return TokenLosses(-(4.0 * tokens.advantages / tau) * gate)
 
 
-def gmpo(recipe: Recipe, tokens: Tokens) -> Surrogate:
+@part(
+    "surrogate",
+    formula="l_i = -exp(mean over active t of x_t) A; "
+    "x_t = min(log r_t, clip_high) where A > 0, max(log r_t, -clip_low) where A < 0",
+    meaning="geometric mean of the clipped token ratios: one outlier cannot dominate",
+    token_ratio=True,
+    per_response=True,
+)
+def gmpo(
+    tokens: Tokens,
+    *,
+    clip_low: Annotated[float, Setting("lower bound of the ratio is exp(-clip_low)", above=0.0)] = 0.4,
+    clip_high: Annotated[float, Setting("upper bound of the ratio is exp(clip_high)", above=0.0)] = 0.4,
+) -> TokenLosses:
     """Geometric mean of sign-aware clipped ratios (2507.20673), at every token of its response.
 
     With weights 1 / |y| the tokens' gradients add up to the geometric mean's own: a clipped token has none.
     """
-    positive, negative = tokens.advantages > 0, tokens.advantages < 0
-    upper, lower = _given(recipe.clip_high), -_given(recipe.clip_low)
-    high = positive & (tokens.log_ratio.detach() > upper)
-    low = negative & (tokens.log_ratio.detach() < lower)
-    clipped = torch.where(high, upper, torch.where(low, lower, tokens.log_ratio))
+    high = (tokens.advantages > 0) & (tokens.log_ratio.detach() > clip_high)
+    low = (tokens.advantages < 0) & (tokens.log_ratio.detach() < -clip_low)
+    clipped = torch.where(high, clip_high, torch.where(low, -clip_low, tokens.log_ratio))
     mean = tokens.responses.spread(bounded(tokens.responses.mean(clipped)))
-    return Surrogate(-with_gradient_of(mean, clipped) * tokens.advantages, low, high)
+    return TokenLosses(-with_gradient_of(mean, clipped) * tokens.advantages, low, high)
 
 
-def _masked(recipe: Recipe, tokens: Tokens, weight: Tensor) -> Surrogate:
-    low, high = _outside(recipe, tokens.ratio, tokens.advantages)
+def _masked(tokens: Tokens, weight: Tensor, clip_low: float, clip_high: float) -> TokenLosses:
+    low, high = _outside(tokens, clip_low, clip_high)
     kept = torch.where(low | high, 0.0, weight * tokens.advantages)
-    return Surrogate(-kept * tokens.logprobs, low, high)
+    return TokenLosses(-kept * tokens.logprobs, low, high)
 
 
-def _outside(recipe: Recipe, ratio: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens that already moved past the bound their advantage pushes towards: (low, high)."""
-    lower, upper = _bounds(recipe)
-    return (advantage < 0) & (ratio.detach() < lower), (advantage > 0) & (ratio.detach() > upper)
-
-
-def _bounds(recipe: Recipe) -> tuple[float, float]:
-    return 1.0 - _given(recipe.clip_low), 1.0 + _given(recipe.clip_high)
-
-
-def _given(value: float | None) -> float:
-    """A setting that the recipe's checks guarantee."""
-    assert value is not None
-    return value
-
-
-SURROGATES: Mapping[str, Callable[[Recipe, Tokens], Surrogate]] = {
-    "clip": clip,
-    "cispo": cispo,
-    "cispo_mask": cispo_mask,
-    "minirl": minirl,
-    "sapo": sapo,
-    "gmpo": gmpo,
-}
+def _outside(tokens: Tokens, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:
+    """Return the tokens that already moved past the bound their advantage pushes towards: (low, high)."""
+    ratio = tokens.ratio.detach()
+    low = (tokens.advantages < 0) & (ratio < 1.0 - clip_low)
+    return low, (tokens.advantages > 0) & (ratio > 1.0 + clip_high)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megarl.monitor.files import write_atomic
 from megarl.monitor.metrics import default_registry
-from megarl.monitor.registry import REDUCTIONS, Metric, Registry
+from megarl.monitor.registry import REDUCTIONS, MetricSpec, Registry
 
 HEADER = """# Metrics
 
@@ -39,19 +39,19 @@ def render(registry: Registry) -> str:
     return "\n".join([HEADER, *sections, f"## How one number is made of many\n\n{reductions}\n"])
 
 
-def _section(room: str, metrics: list[Metric]) -> str:
+def _section(room: str, metrics: list[MetricSpec]) -> str:
     head = "| name | meaning | unit | healthy | reduction |\n|---|---|---|---|---|"
     rows = "\n".join(_row(metric) for metric in metrics)
     return f"## {TITLES.get(room, f'`{room}/`')}\n\n{head}\n{rows}\n"
 
 
-def _row(metric: Metric) -> str:
+def _row(metric: MetricSpec) -> str:
     unit = f"{metric.unit}, *timing*" if metric.timing else metric.unit
     cells = (f"`{metric.name}`", metric.meaning, unit, metric.healthy, f"`{metric.reduction}`")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _room(metric: Metric) -> str:
+def _room(metric: MetricSpec) -> str:
     return metric.name.split("/")[0]
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from megarl.algorithms import METRICS as POLICY
-from megarl.monitor.registry import Metric, Reduction, Registry
+from megarl.monitor.policy_metrics import POLICY
+from megarl.monitor.registry import MetricSpec, Registry
 
 ROLLOUT = (
-    Metric(
+    MetricSpec(
         "rollout/reward_mean",
         "Mean reward of the scored responses, shaping included.",
         "reward",
@@ -16,21 +14,21 @@ ROLLOUT = (
         "response_mean",
         console="reward",
     ),
-    Metric(
+    MetricSpec(
         "rollout/reward_std",
         "Standard deviation of the reward inside a group, averaged over groups: the signal to learn from.",
         "reward",
         "Above 0. Near 0: all responses to a prompt do equally well, and advantages vanish.",
         "group_mean",
     ),
-    Metric(
+    MetricSpec(
         "rollout/reward_part/{part}",
         "Mean score of one verifier or shaping term, by its name.",
         "reward",
         "",
         "response_mean",
     ),
-    Metric(
+    MetricSpec(
         "rollout/accuracy",
         "Share of scored responses that the verifier calls correct.",
         "share",
@@ -38,7 +36,7 @@ ROLLOUT = (
         "response_mean",
         console="acc",
     ),
-    Metric(
+    MetricSpec(
         "rollout/response_length_mean",
         "Mean tokens of a response, the end token included.",
         "tokens",
@@ -46,8 +44,8 @@ ROLLOUT = (
         "response_mean",
         console="len",
     ),
-    Metric("rollout/prompt_length_mean", "Mean tokens of a prompt.", "tokens", "", "response_mean"),
-    Metric(
+    MetricSpec("rollout/prompt_length_mean", "Mean tokens of a prompt.", "tokens", "", "response_mean"),
+    MetricSpec(
         "rollout/truncated_share",
         "Share of responses cut off by the token budget.",
         "share",
@@ -55,21 +53,21 @@ ROLLOUT = (
         "response_mean",
         console="cut",
     ),
-    Metric(
+    MetricSpec(
         "rollout/aborted_share",
         "Share of responses ended by the engine before they finished.",
         "share",
         "0 unless rollouts are partial.",
         "response_mean",
     ),
-    Metric(
+    MetricSpec(
         "rollout/unscored",
         "Responses whose verifier failed or timed out. They are masked, which is not a reward of 0.",
         "responses",
         "0. A handful is a slow verifier; many are a broken one.",
         "sum",
     ),
-    Metric(
+    MetricSpec(
         "rollout/unscored_reason/{reason}",
         "Unscored responses by why: "
         "timed_out, bad_ground_truth, worker_died, sandbox, raised, no_number, service, other.",
@@ -77,39 +75,41 @@ ROLLOUT = (
         "bad_ground_truth is a fault of the data's row, sandbox of the machine.",
         "sum",
     ),
-    Metric("rollout/responses", "Responses generated for this step.", "responses", "", "sum"),
-    Metric("rollout/tokens", "Response tokens generated for this step.", "tokens", "", "sum"),
-    Metric("rollout/groups", "Groups generated for this step.", "groups", "", "sum"),
-    Metric(
+    MetricSpec("rollout/responses", "Responses generated for this step.", "responses", "", "sum"),
+    MetricSpec("rollout/tokens", "Response tokens generated for this step.", "tokens", "", "sum"),
+    MetricSpec("rollout/groups", "Groups generated for this step.", "groups", "", "sum"),
+    MetricSpec(
         "rollout/groups_kept",
         "Groups that go into training.",
         "groups",
         "Near rollout/groups unless sampling is dynamic.",
         "sum",
     ),
-    Metric("rollout/groups_dropped/{reason}", "Groups left out of training, by reason.", "groups", "", "sum"),
-    Metric(
+    MetricSpec(
+        "rollout/groups_dropped/{reason}", "Groups left out of training, by reason.", "groups", "", "sum"
+    ),
+    MetricSpec(
         "rollout/groups_all_correct",
         "Groups in which every scored response is correct: nothing to learn, the prompt is too easy.",
         "groups",
         "Under half of rollout/groups.",
         "sum",
     ),
-    Metric(
+    MetricSpec(
         "rollout/groups_all_wrong",
         "Groups with scored responses of which none is correct: nothing to learn, the prompt is too hard.",
         "groups",
         "Under half of rollout/groups.",
         "sum",
     ),
-    Metric(
+    MetricSpec(
         "rollout/staleness_mean",
         "Mean age of a response's weights: versions between sampling and training on it.",
         "versions",
         "0 when rollouts and training alternate.",
         "response_mean",
     ),
-    Metric(
+    MetricSpec(
         "rollout/stale_responses",
         "Responses older than rl.max_staleness, dropped or corrected as rl.stale_responses says.",
         "responses",
@@ -119,7 +119,7 @@ ROLLOUT = (
 )
 
 TRAIN = (
-    Metric(
+    MetricSpec(
         "train/grad_norm",
         "Gradient norm over all parameters before clipping.",
         "norm",
@@ -127,20 +127,22 @@ TRAIN = (
         "mean",
         console="grad",
     ),
-    Metric("train/lr", "Learning rate of the last optimizer step.", "1", "Follows the schedule.", "same"),
-    Metric("train/optimizer_steps", "Optimizer steps taken in this step.", "steps", "", "same"),
-    Metric(
+    MetricSpec("train/lr", "Learning rate of the last optimizer step.", "1", "Follows the schedule.", "same"),
+    MetricSpec("train/optimizer_steps", "Optimizer steps taken in this step.", "steps", "", "same"),
+    MetricSpec(
         "train/skipped_steps",
         "Optimizer steps not taken: no active token in the whole batch, or a non-finite gradient.",
         "steps",
         "0.",
         "same",
     ),
-    Metric("train/micro_batches", "Micro-batches over all replicas, fillers included.", "count", "", "sum"),
+    MetricSpec(
+        "train/micro_batches", "Micro-batches over all replicas, fillers included.", "count", "", "sum"
+    ),
 )
 
 SFT = (
-    Metric(
+    MetricSpec(
         "sft/loss",
         "Cross-entropy per target token.",
         "nats",
@@ -148,7 +150,7 @@ SFT = (
         "token_mean",
         console="sft_loss",
     ),
-    Metric(
+    MetricSpec(
         "sft/grad_norm",
         "Gradient norm before clipping.",
         "norm",
@@ -156,12 +158,12 @@ SFT = (
         "mean",
         console="grad",
     ),
-    Metric("sft/lr", "Learning rate of this step.", "1", "Follows the schedule.", "same"),
-    Metric("sft/tokens", "Target tokens of this step.", "tokens", "", "sum"),
+    MetricSpec("sft/lr", "Learning rate of this step.", "1", "Follows the schedule.", "same"),
+    MetricSpec("sft/tokens", "Target tokens of this step.", "tokens", "", "sum"),
 )
 
 EVAL = (
-    Metric(
+    MetricSpec(
         "eval/accuracy",
         "Share of held-out prompts answered correctly.",
         "share",
@@ -169,8 +171,8 @@ EVAL = (
         "response_mean",
         console="eval_acc",
     ),
-    Metric("eval/reward_mean", "Mean reward on held-out prompts.", "reward", "Rises.", "response_mean"),
-    Metric(
+    MetricSpec("eval/reward_mean", "Mean reward on held-out prompts.", "reward", "Rises.", "response_mean"),
+    MetricSpec(
         "eval/response_length_mean",
         "Mean tokens of a held-out response.",
         "tokens",
@@ -178,23 +180,23 @@ EVAL = (
         "response_mean",
         console="eval_len",
     ),
-    Metric(
+    MetricSpec(
         "eval/truncated_share",
         "Share of held-out responses cut off by the budget.",
         "share",
         "Under 0.1.",
         "response_mean",
     ),
-    Metric("eval/unscored", "Held-out responses whose verifier failed.", "responses", "0.", "sum"),
-    Metric("eval/prompts", "Held-out prompts evaluated.", "prompts", "", "sum"),
-    Metric(
+    MetricSpec("eval/unscored", "Held-out responses whose verifier failed.", "responses", "0.", "sum"),
+    MetricSpec("eval/prompts", "Held-out prompts evaluated.", "prompts", "", "sum"),
+    MetricSpec(
         "eval/{dataset}/accuracy",
         "As eval/accuracy, on one of several held-out sets.",
         "share",
         "",
         "response_mean",
     ),
-    Metric(
+    MetricSpec(
         "eval/{dataset}/response_length_mean",
         "As eval/response_length_mean, on one of several held-out sets.",
         "tokens",
@@ -204,46 +206,46 @@ EVAL = (
 )
 
 ROUTING = (
-    Metric(
+    MetricSpec(
         "routing/flip_share_first",
         "Share of (token, MoE layer) routes where the trainer's live top-k is another set than the given one, in the "
         "first mini-batch: engine against trainer with the same weights (0 for recorded routes).",
         "share",
         "Near 0 in float32; up to about 0.1 in bfloat16 for large models (arXiv:2510.11370).",
     ),
-    Metric(
+    MetricSpec(
         "routing/flip_share_last",
         "The same in the last mini-batch, after the updates before it.",
         "share",
         "About 0.1 an update was reported for 48 layers (arXiv:2507.18071); what replay undoes.",
         console="flips",
     ),
-    Metric("routing/flip_share/{layer}", "The same, of one layer.", "share"),
-    Metric(
+    MetricSpec("routing/flip_share/{layer}", "The same, of one layer.", "share"),
+    MetricSpec(
         "routing/token_flip_share",
         "Share of tokens whose live routing differs in any layer, in the last mini-batch.",
         "share",
     ),
-    Metric(
+    MetricSpec(
         "routing/load_cv",
         "Expert load: standard deviation over mean of the tokens sent to each expert, averaged over layers.",
         "ratio",
         "Well below 1; a rising value means that few experts do the work.",
     ),
-    Metric(
+    MetricSpec(
         "routing/dead_experts",
         "Experts of all layers that got no token in the last mini-batch.",
         "experts",
         "0 for batches of many tokens.",
     ),
-    Metric("routing/entropy", "Mean entropy of the routers' distributions over all experts.", "nats"),
-    Metric(
+    MetricSpec("routing/entropy", "Mean entropy of the routers' distributions over all experts.", "nats"),
+    MetricSpec(
         "routing/bytes_per_token",
         "Size of the engine's routes, over all MoE layers.",
         "bytes",
         "MoE layers times top-k for up to 256 experts.",
     ),
-    Metric(
+    MetricSpec(
         "routing/stale_tokens",
         "Tokens whose routes were made by other weights than those that sampled them (a weight update fell into their "
         "generation): their routing stays live.",
@@ -254,21 +256,21 @@ ROUTING = (
 )
 
 AUDIT = (
-    Metric(
+    MetricSpec(
         "audit/k3",
         "As mismatch/k3, of a forward pass of its own with live routing, every rl.audit_every steps.",
         "nats",
         "As mismatch/k3 where nothing is replayed; what it is above mismatch/k3 elsewhere, replay takes away.",
         "token_mean",
     ),
-    Metric("audit/abs_diff_mean", "As mismatch/abs_diff_mean, of the audit.", "nats", "", "token_mean"),
-    Metric("audit/abs_diff_max", "As mismatch/abs_diff_max, of the audit.", "nats", "", "max"),
-    Metric("audit/ratio_outside", "As mismatch/ratio_outside, of the audit.", "share", "", "token_mean"),
-    Metric("audit/tokens", "Response tokens that were audited.", "tokens", "", "sum"),
+    MetricSpec("audit/abs_diff_mean", "As mismatch/abs_diff_mean, of the audit.", "nats", "", "token_mean"),
+    MetricSpec("audit/abs_diff_max", "As mismatch/abs_diff_max, of the audit.", "nats", "", "max"),
+    MetricSpec("audit/ratio_outside", "As mismatch/ratio_outside, of the audit.", "share", "", "token_mean"),
+    MetricSpec("audit/tokens", "Response tokens that were audited.", "tokens", "", "sum"),
 )
 
 SYNC = (
-    Metric(
+    MetricSpec(
         "sync/seconds",
         "Time to bring the new weights into the engines, pause to resume.",
         "s",
@@ -276,15 +278,15 @@ SYNC = (
         "max",
         timing=True,
     ),
-    Metric("sync/bytes", "Bytes of weights sent to one engine.", "bytes", "Constant.", "same"),
-    Metric(
+    MetricSpec("sync/bytes", "Bytes of weights sent to one engine.", "bytes", "Constant.", "same"),
+    MetricSpec(
         "sync/tensors",
         "Tensors whose digest in the engine was compared with the sender's.",
         "tensors",
         "Constant.",
         "same",
     ),
-    Metric(
+    MetricSpec(
         "sync/version",
         "Weight version the engines sample with after this step.",
         "versions",
@@ -294,12 +296,14 @@ SYNC = (
 )
 
 PERF = (
-    Metric("perf/step_time", "Wall-clock time of the step.", "s", "", "max", console="s/step", timing=True),
-    Metric(
+    MetricSpec(
+        "perf/step_time", "Wall-clock time of the step.", "s", "", "max", console="s/step", timing=True
+    ),
+    MetricSpec(
         "perf/generate_seconds", "Time of generating and scoring, which overlap.", "s", "", "max", timing=True
     ),
-    Metric("perf/train_seconds", "Time of forward, backward and optimizer.", "s", "", "max", timing=True),
-    Metric(
+    MetricSpec("perf/train_seconds", "Time of forward, backward and optimizer.", "s", "", "max", timing=True),
+    MetricSpec(
         "perf/tokens_per_second",
         "Response tokens of the step over its whole time, all ranks together.",
         "tokens/s",
@@ -308,7 +312,7 @@ PERF = (
         console="tok/s",
         timing=True,
     ),
-    Metric(
+    MetricSpec(
         "perf/generate_tokens_per_second",
         "Response tokens over generation time.",
         "tokens/s",
@@ -319,24 +323,6 @@ PERF = (
 )
 
 
-POLICY_CONSOLE = {"train/clip_fraction": "clip", "train/entropy": "ent", "mismatch/k3": "k3"}
-
-
 def default_registry() -> Registry:
-    """Everything megarl itself logs, in the order of the console line and of the docs.
-
-    What the loss measures (`train/`, `critic/`, `mismatch/`) is described where it is computed, in the
-    algorithms room.
-    """
-    policy = (
-        Metric(
-            name,
-            info.meaning,
-            info.unit,
-            info.healthy,
-            cast(Reduction, info.reduction),
-            console=POLICY_CONSOLE.get(name),
-        )
-        for name, info in POLICY.items()
-    )
-    return Registry((*EVAL, *ROLLOUT, *SFT, *policy, *TRAIN, *ROUTING, *AUDIT, *SYNC, *PERF))
+    """Return everything megarl itself logs, in the order of the console line and of the docs."""
+    return Registry((*EVAL, *ROLLOUT, *SFT, *POLICY, *TRAIN, *ROUTING, *AUDIT, *SYNC, *PERF))

@@ -34,7 +34,7 @@ class UnregisteredMetric(ValueError):
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricSpec:
     """One number megarl can log.
 
     name: `room/what`; `{part}` stands for one path element that only the run knows (a data set, a reason).
@@ -71,9 +71,9 @@ class Registry:
     Iteration is in the order of the rows, which is also the order of the console line and of the docs.
     """
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._exact: dict[str, Metric] = {}
-        patterns: list[tuple[re.Pattern[str], Metric]] = []
+    def __init__(self, metrics: Iterable[MetricSpec]) -> None:
+        self._exact: dict[str, MetricSpec] = {}
+        patterns: list[tuple[re.Pattern[str], MetricSpec]] = []
         for metric in metrics:
             if metric.name in self._exact:
                 raise ValueError(f"metric {metric.name!r} is registered twice")
@@ -84,13 +84,13 @@ class Registry:
                 )
         self._patterns = tuple(patterns)
 
-    def __iter__(self) -> Iterator[Metric]:
+    def __iter__(self) -> Iterator[MetricSpec]:
         return iter(self._exact.values())
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
-    def __getitem__(self, name: str) -> Metric:
+    def __getitem__(self, name: str) -> MetricSpec:
         """The row of this name. Raises UnregisteredMetric, with the nearest known names."""
         metric = self._find(name)
         if metric is None:
@@ -105,7 +105,7 @@ class Registry:
         metric = self._find(name)
         return len(self._exact) if metric is None else list(self._exact).index(metric.name)
 
-    def _find(self, name: str) -> Metric | None:
+    def _find(self, name: str) -> MetricSpec | None:
         if "{" not in name and name in self._exact:
             return self._exact[name]
         return next((metric for pattern, metric in self._patterns if pattern.fullmatch(name)), None)

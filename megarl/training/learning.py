@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megarl.algorithms import average_steps, combine, finalize, reduce_metrics
-from megarl.algorithms.metrics import Metric, Metrics
+from megarl.algorithms.metrics import Metrics, PartialMetric
 from megarl.megatron.groups import Groups
 from megarl.megatron.policy import Policy, StepResult
 from megarl.records import Batch
@@ -73,7 +73,7 @@ def learn(
 def _on_every_stage(result: StepResult, groups: Groups) -> Metrics:
     """A step's metrics, on every pipeline stage, on the CPU: a tensor arrives where the sender had it, and its GPU is
     not ours."""
-    own = {name: Metric(m.kind, m.value.cpu()) for name, m in combine(result.collected).items()}
+    own = {name: PartialMetric(m.kind, m.value.cpu()) for name, m in combine(result.collected).items()}
     return groups.share_from_last_stage(own)
 
 

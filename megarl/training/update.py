@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
-from megarl.algorithms import Recipe, Sources, add_token_weights, assign_advantages
+from megarl.algorithms import Recipe, Sources, add_token_weights, advantage_metrics, assign_advantages
 from megarl.megatron.policy import Policy
 from megarl.records import Batch
 from megarl.routing.agreement import routing_metrics
 from megarl.routing.replay import Mode
-from megarl.training.learning import Learned, learn
+from megarl.training.learning import Learned, learn, reduce_over_ranks
 from megarl.training.objectives.policy_gradient import PolicyGradient, ValueRegression
 from megarl.training.scoring import with_old_logprobs, with_ref_logprobs, with_values
 from megarl.training.stages.stage import AuxiliaryModels
@@ -58,7 +59,7 @@ class PolicyUpdate:
             batches = with_values(batches, self.models.critic)
         batches = assign_advantages(batches, recipe, reduce_sum)
         return [
-            add_token_weights(batch, recipe.weights, max_length=self.max_new_tokens, reduce_sum=reduce_sum)
+            add_token_weights(batch, recipe, max_length=self.max_new_tokens, reduce_sum=reduce_sum)
             for batch in batches
         ]
 
@@ -76,6 +77,11 @@ class PolicyUpdate:
             count_routes=has_routes,
         )
         metrics = learned.metrics | _step_metrics(batches, learned, self.policy.groups.replica_count)
+        if learned.steps:
+            rewards = torch.cat([batch.rewards for batch in batches])
+            group_ids = torch.cat([batch.group_ids for batch in batches])
+            found = advantage_metrics(rewards=rewards, group_ids=group_ids)
+            metrics |= reduce_over_ranks([found], self.policy.groups)
         if self.models.critic is not None:
             metrics |= learn(self.models.critic, batches, ValueRegression(self.recipe)).metrics
         return metrics

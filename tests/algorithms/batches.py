@@ -10,12 +10,23 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from hypothesis import settings
 from torch import Tensor
 
-from megarl.algorithms import RECIPES, LossOutput, Recipe, Totals, get_recipe, policy_loss, token_weights
+from megarl.algorithms import (
+    RECIPES,
+    LossOutput,
+    Recipe,
+    Totals,
+    assign_advantages,
+    get_recipe,
+    policy_loss,
+    token_weights,
+)
 from megarl.errors import UserError
+from megarl.records import Batch, MicroBatch, Prompt, Sample, WeightSpan
 
 MAX_LENGTH = 16
 
@@ -27,7 +38,7 @@ PER_TOKEN = ("logprobs", "old_logprobs", "engine_logprobs", "ref_logprobs", "ent
 
 @dataclass(frozen=True)
 class Ragged:
-    """Everything `policy_loss` can be given. Token vectors float32 [T], advantages float32 [R]."""
+    """Everything `policy_loss` can be given. Token vectors float32 [T], advantages float32 [R], one a response."""
 
     logprobs: Tensor
     old_logprobs: Tensor
@@ -43,6 +54,12 @@ class Ragged:
     def spans(self) -> list[tuple[int, int]]:
         cu = self.cu_seqlens.tolist()
         return list(pairwise(cu))
+
+    @property
+    def token_advantages(self) -> Tensor:
+        """float32 [T]; 0 for padding after the last response."""
+        spread = self.advantages.repeat_interleave(self.cu_seqlens.diff())
+        return torch.nn.functional.pad(spread, (0, len(self.mask) - len(spread)))
 
 
 def ragged(seed: int, *, drift: float = 0.3, responses: int | None = None) -> Ragged:
@@ -133,13 +150,12 @@ def run(
     *,
     totals: Totals | None = None,
     weights: Tensor | None = None,
-    reduce: Callable[[Tensor], Tensor] | None = None,
     **changes: Any,
 ) -> tuple[LossOutput, Tensor]:
     """The loss and its gradient with respect to the log-probabilities."""
     if weights is None:
         weights = token_weights(
-            recipe.weights,
+            recipe,
             mask=batch.mask,
             cu_seqlens=batch.cu_seqlens,
             group_ids=batch.group_ids,
@@ -153,16 +169,63 @@ def run(
         "engine_logprobs": batch.engine_logprobs,
         "ref_logprobs": batch.ref_logprobs,
         "entropy": batch.entropy,
-        "advantages": batch.advantages,
+        "advantages": batch.token_advantages,
         "mask": batch.mask,
         "cu_seqlens": batch.cu_seqlens,
         "weights": weights,
     }
-    output = policy_loss(recipe, **(arguments | changes), reduce_sequence_sum=reduce)
+    output = policy_loss(recipe, **(arguments | changes))
     output.loss.backward()
     output = output._replace(loss=output.loss.detach())
     assert leaf.grad is not None
     return output, leaf.grad
+
+
+def pack(mask: Tensor, cu_seqlens: Tensor, *, rows: list[int] | None = None, **columns: Tensor) -> MicroBatch:
+    """A micro-batch of these responses; its tokens don't matter. rows: in their batch, all of it unless given."""
+    zeros = torch.zeros(len(mask), dtype=torch.int64)
+    chosen = range(len(cu_seqlens) - 1) if rows is None else rows
+    numbers = torch.tensor(list(chosen), dtype=torch.int64)
+    return MicroBatch(zeros, zeros, zeros, mask, cu_seqlens.int(), numbers, columns)
+
+
+def filler() -> MicroBatch:
+    """One masked padding token and no response: what replicas in step run on."""
+    return pack(torch.tensor([False]), torch.tensor([0, 1]), rows=[])
+
+
+def make_batch(
+    rewards: Tensor, group_ids: Tensor, *micro_batches: MicroBatch, greedy_rewards: Tensor | None = None
+) -> Batch:
+    """One optimizer step's data of responses whose samples don't matter."""
+    prompt = Prompt("p", np.zeros(1), "", "exact", {})
+    nothing = (np.zeros(1), np.zeros(1), np.ones(1, dtype=bool), "stop", (WeightSpan(0, 0, 1),))
+    samples = tuple(Sample(prompt, str(n), *nothing) for n in range(len(rewards)))
+    greedy = torch.full_like(rewards, torch.nan) if greedy_rewards is None else greedy_rewards
+    return Batch(samples, rewards, greedy, group_ids, micro_batches)
+
+
+def alone(x: Tensor) -> Tensor:
+    """`reduce_sum` of the only replica."""
+    return x
+
+
+def advantages_of(
+    recipe: Recipe,
+    rewards: Tensor,
+    group_ids: Tensor,
+    mask: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    greedy_rewards: Tensor | None = None,
+    reduce_sum: Callable[[Tensor], Tensor] = alone,
+    **columns: Tensor,
+) -> dict[str, Tensor]:
+    """The columns of a rollout that is one micro-batch of one mini-batch."""
+    micro_batch = pack(mask, cu_seqlens, **columns)
+    batch = make_batch(rewards, group_ids, micro_batch, greedy_rewards=greedy_rewards)
+    (out,) = assign_advantages([batch], recipe, reduce_sum)
+    return dict(out.micro_batches[0].columns)
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, to: float = 1e-6) -> None:

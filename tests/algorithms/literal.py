@@ -122,7 +122,8 @@ def kl(kind: str, x: Tensor) -> Tensor:
 
 def corrections(recipe: Recipe, logs: list[float]) -> list[float]:
     """c_t of one response. logs: old - engine."""
-    low, high, n = recipe.correction_low, recipe.correction_high, len(logs)
+    low, high = (recipe.settings.get(name) for name in ("correction_low", "correction_high"))
+    n = len(logs)
     whole, mean = math.exp(sum(logs)), math.exp(sum(logs) / n)
     if recipe.correction == "none":
         return [1.0] * n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,17 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megarl.algorithms import (
-    RECIPES,
-    advantage_metrics,
-    compute_advantages,
-    finalize,
-    get_recipe,
-    whiten,
+from megarl.algorithms import RECIPES, advantage_metrics, assign_advantages, finalize, get_recipe
+from megarl.algorithms.advantages import whiten
+from tests.algorithms.batches import (
+    AllReduce,
+    advantages_of,
+    alone,
+    filler,
+    make_batch,
+    many,
+    on_ranks,
+    pack,
 )
-from tests.algorithms.batches import AllReduce, many, on_ranks
 
-WITHOUT_CRITIC = sorted(name for name, recipe in RECIPES.items() if not recipe.needs_critic)
+WITHOUT_CRITIC = sorted(name for name, recipe in RECIPES.items() if "values" not in recipe.needs)
 BY_GROUP = sorted(n for n in WITHOUT_CRITIC if RECIPES[n].advantage not in ("remax", "reinforce_pp"))
 
 groups_of_rewards = st.lists(
@@ -29,10 +33,25 @@ groups_of_rewards = st.lists(
 )
 
 
-def advantages(name: str, rewards: Tensor, groups: Tensor | None = None, **given_: object) -> Tensor:
+def advantages(
+    name: str,
+    rewards: Tensor,
+    groups: Tensor | None = None,
+    *,
+    lengths: Tensor | None = None,
+    greedy_rewards: Tensor | None = None,
+    **given_: Any,
+) -> Tensor:
+    """[tokens]: of responses of these lengths, one token unless given; without a KL."""
     groups = torch.zeros(len(rewards), dtype=torch.int64) if groups is None else groups
-    arguments = {"lengths": torch.ones(len(rewards)), "greedy_rewards": torch.zeros(len(rewards))} | given_
-    return compute_advantages(get_recipe(name), rewards=rewards, group_ids=groups, **arguments)  # type: ignore[arg-type]
+    lengths = torch.ones(len(rewards), dtype=torch.int64) if lengths is None else lengths
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    greedy_rewards = torch.zeros_like(rewards) if greedy_rewards is None else greedy_rewards
+    mask = torch.ones(int(lengths.sum()), dtype=torch.bool)
+    recipe = get_recipe(name, kl="none")
+    return advantages_of(recipe, rewards, groups, mask, cu_seqlens, greedy_rewards=greedy_rewards, **given_)[
+        "advantages"
+    ]
 
 
 def literal(name: str, rewards: list[float], groups: list[int], lengths: list[int]) -> list[float]:
@@ -83,10 +102,11 @@ def test_advantages_are_the_formula_over_groups_of_any_size(
         name,
         torch.tensor(rewards, dtype=torch.float64),
         torch.tensor(groups, dtype=torch.int64),
-        lengths=torch.tensor(lengths),
-        greedy_rewards=None,
+        lengths=torch.tensor(lengths, dtype=torch.int64),
     )
-    expected = torch.tensor(literal(name, rewards, groups, lengths), dtype=torch.float64)
+    expected = torch.tensor(literal(name, rewards, groups, lengths)).repeat_interleave(
+        torch.tensor(lengths).long()
+    )
     torch.testing.assert_close(actual, expected.float(), rtol=1e-5, atol=1e-6)
 
 
@@ -95,9 +115,10 @@ def test_advantages_are_the_formula_over_groups_of_any_size(
 def test_a_group_of_exactly_equal_rewards_has_advantage_exactly_zero(name: str, reward: float) -> None:
     rewards = torch.tensor([reward] * 8 + [0.0, 1.0], dtype=torch.float32)
     groups = torch.tensor([3] * 8 + [4] * 2)
-    actual = advantages(name, rewards, groups, lengths=torch.arange(1, 11))
-    assert (actual[:8] == 0).all()
-    assert (actual[8:] != 0).all()
+    lengths = torch.arange(1, 11)
+    of_equal, others = advantages(name, rewards, groups, lengths=lengths).split([36, 19])
+    assert (of_equal == 0).all()
+    assert (others != 0).all()
 
 
 @pytest.mark.parametrize("name", BY_GROUP)
@@ -160,12 +181,52 @@ def test_whitening_over_two_replicas_is_whitening_over_all(name: str) -> None:
     torch.testing.assert_close(torch.cat(on_ranks(2, job)), whole, rtol=1e-6, atol=1e-7)
 
 
-def test_whitened_values_have_mean_zero_and_spread_one() -> None:
+@pytest.mark.parametrize("name", WITHOUT_CRITIC)
+def test_a_group_may_lie_in_several_mini_batches_and_fillers_count_nowhere(name: str) -> None:
+    """Its statistics are of the whole rollout, in which its id is its own."""
     g = torch.Generator().manual_seed(0)
-    values, weights = torch.randn(50, generator=g) * 3 + 7, torch.randint(0, 5, (50,), generator=g)
-    white = whiten(values, weights)
-    mean = (weights * white).sum() / weights.sum()
-    spread = (weights * (white - mean) ** 2).sum() / weights.sum()
+    rewards, greedy, groups = torch.randn(6, generator=g), torch.randn(6, generator=g), torch.arange(6) // 3
+    lengths = torch.tensor([2, 1, 3, 1, 2, 2])
+    whole = advantages(name, rewards, groups, lengths=lengths, greedy_rewards=greedy).split(lengths.tolist())
+
+    def of(*rows: int, begin: int) -> Any:
+        """A micro-batch of these responses, of the mini-batch that starts at `begin`."""
+        cu_seqlens = torch.tensor([0, *lengths[list(rows)].cumsum(0).tolist()])
+        mask = torch.ones(int(cu_seqlens[-1]), dtype=torch.bool)
+        return pack(mask, cu_seqlens, rows=[row - begin for row in rows])
+
+    batches = [
+        make_batch(
+            rewards[:4], groups[:4], of(3, 0, begin=0), filler(), of(2, 1, begin=0), greedy_rewards=greedy[:4]
+        ),
+        make_batch(rewards[4:], groups[4:], filler(), of(5, 4, begin=4), greedy_rewards=greedy[4:]),
+    ]
+    out = assign_advantages(batches, get_recipe(name, kl="none"), alone)
+    found = [[m.columns["advantages"] for m in b.micro_batches] for b in out]
+    for actual, rows in ((found[0][0], (3, 0)), (found[0][2], (2, 1)), (found[1][1], (5, 4))):
+        torch.testing.assert_close(actual, torch.cat([whole[row] for row in rows]))
+    assert found[0][1].tolist() == found[1][0].tolist() == [0.0]
+
+
+def test_a_replica_without_responses_takes_part_in_whitening() -> None:
+    sums: list[Tensor] = []
+
+    def reduce_sum(x: Tensor) -> Tensor:
+        sums.append(x)
+        return x
+
+    nobody = make_batch(torch.empty(0), torch.empty(0, dtype=torch.int64), filler())
+    (out,) = assign_advantages([nobody], get_recipe("reinforce_pp", kl="none"), reduce_sum)
+    assert out.micro_batches[0].columns["advantages"].tolist() == [0.0]
+    assert [x.sum().item() for x in sums] == [0.0, 0.0]
+
+
+def test_whitened_values_have_mean_zero_and_spread_one_over_all_micro_batches() -> None:
+    g = torch.Generator().manual_seed(0)
+    values, counts = torch.randn(50, generator=g) * 3 + 7, torch.randint(0, 5, (50,), generator=g)
+    white = torch.cat(whiten(values.split(20), counts.split(20)))
+    mean = (counts * white).sum() / counts.sum()
+    spread = (counts * (white - mean) ** 2).sum() / counts.sum()
     assert float(mean) == pytest.approx(0, abs=1e-9)
     assert float(spread) == pytest.approx(1, abs=1e-5)
 
@@ -179,15 +240,8 @@ def test_groups_without_spread_are_counted_among_those_of_two_or_more() -> None:
     assert logged["train/unscored_responses"] == 2
 
 
-def test_what_is_missing_or_impossible_is_named() -> None:
-    rewards = torch.tensor([0.0, math.inf])
+def test_an_infinite_reward_is_named() -> None:
     with pytest.raises(ValueError, match="infinite reward at response 1"):
-        advantages("grpo", rewards)
-    with pytest.raises(ValueError, match="lengths are needed by advantage 'opo'"):
-        advantages("opo", torch.zeros(2), lengths=None)
-    with pytest.raises(ValueError, match="greedy_rewards are needed by advantage 'remax'"):
-        advantages("remax", torch.zeros(2), greedy_rewards=None)
-    with pytest.raises(ValueError, match="lengths has shape"):
-        advantages("opo", torch.zeros(2), lengths=torch.ones(3))
-    with pytest.raises(ValueError, match="needs a critic"):
-        advantages("ppo", torch.zeros(2))
+        advantages("grpo", torch.tensor([0.0, math.inf]))
+    with pytest.raises(ValueError, match="infinite reward at response 1"):
+        advantages("remax", torch.zeros(2), greedy_rewards=torch.tensor([0.0, -math.inf]))

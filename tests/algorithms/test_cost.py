@@ -20,7 +20,8 @@ def test_the_loss_never_asks_the_device_for_a_value(name: str) -> None:
     recipe = get_recipe(name, entropy_coef=0.01, off_policy_delta=0.1)
     batch = ragged(4, responses=12)
     mode = FakeTensorMode()
-    fake = {key: mode.from_tensor(value) for key, value in vars(batch).items() if key != "group_ids"}
+    given = vars(batch) | {"advantages": batch.token_advantages}
+    fake = {key: mode.from_tensor(value) for key, value in given.items() if key != "group_ids"}
     with mode:
         fake["logprobs"].requires_grad_()
         output = policy_loss(recipe, **fake, weights=torch.ones_like(fake["logprobs"]))
@@ -32,6 +33,7 @@ def test_the_loss_compiles_to_one_graph_with_the_same_result(name: str) -> None:
     recipe = get_recipe(name)
     batch = ragged(4, responses=12)
     given = {key: value for key, value in vars(batch).items() if key not in ("group_ids", "logprobs")}
+    given["advantages"] = batch.token_advantages
 
     def loss(logprobs: torch.Tensor):  # type: ignore[no-untyped-def]
         return policy_loss(recipe, logprobs=logprobs, **given, weights=torch.full_like(logprobs, 0.1))
@@ -55,7 +57,7 @@ def test_a_million_tokens_take_a_handful_of_vectors(name: str) -> None:
     logprobs = (old + 0.01).requires_grad_()
     mask, weights, entropy = torch.rand(tokens) > 0.3, torch.full((tokens,), 1e-6), torch.rand(tokens)
     cu_seqlens = torch.arange(0, tokens + 1, tokens // responses, dtype=torch.int32)
-    advantages = torch.randn(responses)
+    advantages = torch.randn(tokens)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         output = policy_loss(
             recipe,
@@ -66,7 +68,7 @@ def test_a_million_tokens_take_a_handful_of_vectors(name: str) -> None:
             cu_seqlens=cu_seqlens,
             weights=weights,
             engine_logprobs=old,
-            ref_logprobs=old if recipe.needs_reference else None,
+            ref_logprobs=old if "ref_logprobs" in recipe.needs else None,
             entropy=entropy,
         )
     now = peak = 0

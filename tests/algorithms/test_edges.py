@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from megarl.algorithms import (
-    METRICS,
     RECIPES,
     Recipe,
-    compute_advantages,
+    Rewards,
+    add_token_weights,
+    assign_advantages,
     finalize,
-    gae,
     get_recipe,
     kl_estimate,
     local_totals,
@@ -23,7 +23,19 @@ from megarl.algorithms import (
     value_loss,
 )
 from megarl.errors import UserError
-from tests.algorithms.batches import every_combination, identify, ragged, run, take
+from megarl.monitor.policy_metrics import POLICY
+from megarl.records import MicroBatch
+from tests.algorithms.batches import (
+    advantages_of,
+    alone,
+    every_combination,
+    filler,
+    identify,
+    make_batch,
+    ragged,
+    run,
+    take,
+)
 
 
 @pytest.mark.parametrize("recipe", every_combination(), ids=identify)
@@ -48,29 +60,29 @@ def test_there_may_be_no_responses(recipe: Recipe) -> None:
     assert finalize(output.metrics)["train/active_tokens"] == 0
 
 
+def add_passes(micro_batch: MicroBatch) -> MicroBatch:
+    zeros = torch.zeros(micro_batch.tokens)
+    return micro_batch.with_columns(old_logprobs=zeros, ref_logprobs=zeros, values=zeros)
+
+
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_filler_micro_batch_has_the_metric_names_of_any_other_and_no_gradient(name: str) -> None:
     """One masked padding token, one sequence for attention, no rows: what replicas in step run on."""
     recipe, one = RECIPES[name], torch.zeros(1)
-    mask, cu_seqlens, nobody = one.bool(), torch.tensor([0, 1], dtype=torch.int32), torch.empty(0)
-    totals = local_totals(lengths=torch.tensor([3, 4]), group_ids=torch.tensor([0, 1]))
-    weights = token_weights(
-        recipe.weights,
-        mask=mask,
-        cu_seqlens=cu_seqlens,
-        group_ids=nobody.long(),
-        max_length=8,
-        totals=totals.select(nobody.long()),
-    )
+    batch = make_batch(torch.empty(0), torch.empty(0, dtype=torch.int64), filler())
+    (batch,) = assign_advantages([replace(batch, micro_batches=(add_passes(filler()),))], recipe, alone)
+    batch = add_token_weights(batch, recipe, max_length=8, reduce_sum=lambda x: x + 3)
+    (micro_batch,) = batch.micro_batches
+    assert batch.active_tokens == 3
     leaf = one.clone().requires_grad_()
     output = policy_loss(
         recipe,
         logprobs=leaf,
         old_logprobs=one,
-        advantages=nobody,
-        mask=mask,
-        cu_seqlens=cu_seqlens,
-        weights=weights,
+        advantages=micro_batch.columns["advantages"],
+        mask=micro_batch.mask,
+        cu_seqlens=micro_batch.cu_seqlens,
+        weights=micro_batch.columns["weights"],
         engine_logprobs=one,
         ref_logprobs=one,
         entropy=one,
@@ -100,7 +112,7 @@ def test_a_log_ratio_of_a_hundred_is_clamped_and_counted(recipe: Recipe, jump: f
 def test_a_kl_estimate_far_from_the_reference_is_bounded_counted_and_has_no_gradient() -> None:
     logprobs = torch.tensor([-3.5, -3.0, -100.0, -1.0], requires_grad=True)  # e^3 - 1 - 3 > 10
     reference = torch.tensor([-0.5, -3.0, -0.5, -101.0])
-    k1, k2, k3 = (kl_estimate(kind, logprobs, reference) for kind in ("k1", "k2", "k3"))
+    k1, k2, k3 = (kl_estimate(kind, logprobs, reference).value for kind in ("k1", "k2", "k3"))
     assert k1.tolist() == [-3.0, 0.0, -20.0, 20.0]
     assert k2.tolist() == [4.5, 0.0, 200.0, 200.0]
     assert k3.tolist() == pytest.approx([10.0, 0.0, 10.0, 10.0])
@@ -192,11 +204,11 @@ def test_no_public_call_broadcasts_what_is_misshapen() -> None:
         for wrong in (column, one):
             with pytest.raises(ValueError, match=rf"^{name} has shape"):
                 value_loss(**(loss | {name: wrong}))
-    whole = {"rewards": rewards, "values": flat, "mask": mask, "cu_seqlens": cu_seqlens}
-    for name in ("values", "token_rewards"):
-        for wrong in (column, torch.cat([flat, flat])):
-            with pytest.raises(ValueError, match=rf"^{name} has shape"):
-                gae(**(whole | {name: wrong}))
+    recipe = get_recipe("ppo", kl="k1")
+    passes = {"values": flat, "old_logprobs": flat, "ref_logprobs": flat}
+    for name in passes:
+        with pytest.raises(ValueError, match=rf"^{name} has shape"):
+            advantages_of(recipe, rewards, batch.group_ids, mask, cu_seqlens, **(passes | {name: column}))
     for wrong in (column, one):
         with pytest.raises(ValueError, match="ref_logprobs"):
             kl_estimate("k3", flat, wrong)
@@ -204,20 +216,11 @@ def test_no_public_call_broadcasts_what_is_misshapen() -> None:
         with pytest.raises(ValueError, match="group_ids has shape"):
             token_weights("token_mean", mask=mask, cu_seqlens=cu_seqlens, group_ids=groups)
     with pytest.raises(ValueError, match="rewards must be"):
-        compute_advantages(RECIPES["grpo"], rewards=rewards[None], group_ids=batch.group_ids[None])
-
-
-@pytest.mark.parametrize("infinity", [math.inf, -math.inf])
-def test_an_infinite_reward_is_named_wherever_it_comes_in(infinity: float) -> None:
-    batch = ragged(4, responses=12)
-    rewards = batch.advantages.clone()
-    rewards[3] = infinity
-    flat, groups = batch.entropy, batch.group_ids
-    with pytest.raises(ValueError, match="infinite reward at response 3"):
-        gae(rewards=rewards, values=flat, mask=batch.mask, cu_seqlens=batch.cu_seqlens)
-    remax = RECIPES["remax"]
-    with pytest.raises(ValueError, match="infinite reward at response 3"):
-        compute_advantages(remax, rewards=batch.advantages, group_ids=groups, greedy_rewards=rewards)
+        Rewards.of(rewards[None], batch.group_ids[None])
+    for name in ("group_ids", "lengths", "greedy_rewards"):
+        given = {"group_ids": batch.group_ids} | {name: rewards[1:]}
+        with pytest.raises(ValueError, match=f"{name} has shape"):
+            Rewards.of(rewards, **given)
 
 
 def test_constant_weights_need_the_generation_budget() -> None:
@@ -239,4 +242,4 @@ def test_every_metric_of_every_recipe_is_described() -> None:
     batch = ragged(4, responses=12)
     for recipe in RECIPES.values():
         logged = finalize(run(replace(recipe, off_policy_delta=0.1), batch)[0].metrics)
-        assert logged.keys() <= METRICS.keys(), recipe.name
+        assert logged.keys() <= {metric.name for metric in POLICY}, recipe.name

@@ -20,18 +20,15 @@ from megarl.algorithms import (
     finalize,
     get_recipe,
     local_totals,
-    reduce_metrics,
 )
 from tests.algorithms.batches import (
     PER_TOKEN,
-    AllReduce,
     Ragged,
     assert_close,
     every_combination,
     few,
     identify,
     many,
-    on_ranks,
     ragged,
     run,
     shuffled_parts,
@@ -110,8 +107,8 @@ def test_masked_positions_contribute_exactly_nothing_whatever_they_hold(name: st
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_masked_advantages_contribute_exactly_nothing(value: float) -> None:
     batch = ragged(4, responses=12)
-    per_token = batch.advantages.repeat_interleave(batch.cu_seqlens.diff())
-    clean, gradient = run(RECIPES["dapo"], batch, advantages=per_token)
+    per_token = batch.token_advantages
+    clean, gradient = run(RECIPES["dapo"], batch)
     dirty, dirty_gradient = run(RECIPES["dapo"], batch, advantages=torch.where(batch.mask, per_token, value))
     assert torch.equal(gradient, dirty_gradient)
     assert finalize(clean.metrics) == finalize(dirty.metrics)
@@ -142,45 +139,6 @@ def pad_each(batch: Ragged, count: int) -> tuple[Ragged, Tensor]:
     return replace(batch, **changed, cu_seqlens=batch.cu_seqlens + 2 * count * steps), where
 
 
-@pytest.mark.parametrize("recipe", every_combination(), ids=identify)
-def test_two_context_parallel_ranks_make_the_loss_of_one(recipe: Recipe) -> None:
-    """Each response is cut in two at a random place; counts and mean ratios are summed over the ranks."""
-    recipe = replace(recipe, off_policy_delta=0.05) if recipe.correction == "none" else recipe
-    batch = ragged(21, responses=12, drift=1e-3 if recipe.ratio != "token" else 0.3)
-    whole, gradient = run(recipe, batch)
-    g = torch.Generator().manual_seed(0)
-    cuts = [int(torch.randint(b, e + 1, (), generator=g)) for b, e in batch.spans]
-    spans = list(zip(batch.spans, cuts, strict=True))
-    chunks = [chunk(batch, [(b, c) for (b, _), c in spans]), chunk(batch, [(c, e) for (_, e), c in spans])]
-
-    def job(rank: int, all_reduce: AllReduce) -> tuple[Tensor, Tensor, dict[str, float]]:
-        part, _ = chunks[rank]
-        lengths = all_reduce(active_tokens(mask=part.mask, cu_seqlens=part.cu_seqlens))
-        totals = local_totals(lengths=lengths, group_ids=part.group_ids)
-        output, part_gradient = run(recipe, part, totals=totals, reduce=all_reduce)
-        metrics = reduce_metrics(
-            output.metrics, sum_ranks=all_reduce, max_ranks=lambda x: all_reduce(x, torch.amax)
-        )
-        return output.loss, part_gradient, finalize(metrics)
-
-    results = on_ranks(2, job)
-    loss = sum(float(part_loss) for part_loss, _, _ in results)
-    assert math.isclose(loss, float(whole.loss), rel_tol=1e-6, abs_tol=1e-8)
-    pieces = torch.zeros_like(gradient)
-    for (_, index), (_, part_gradient, metrics) in zip(chunks, results, strict=True):
-        pieces[index] = part_gradient
-        assert_same_metrics(metrics, finalize(whole.metrics))
-    assert_close(pieces, gradient)
-
-
-def chunk(batch: Ragged, spans: list[tuple[int, int]]) -> tuple[Ragged, Tensor]:
-    """The same responses, of which only these tokens are here; and which tokens those are."""
-    index = torch.tensor([t for b, e in spans for t in range(b, e)], dtype=torch.int64)
-    lengths = torch.tensor([0] + [e - b for b, e in spans])
-    picked = {name: getattr(batch, name)[index] for name in PER_TOKEN}
-    return replace(batch, **picked, cu_seqlens=lengths.cumsum(0).int()), index
-
-
 @many
 @given(seeds, st.permutations(range(4)))
 def test_metrics_of_parts_combine_in_any_order_to_those_of_the_whole(seed: int, order: list[int]) -> None:
@@ -188,6 +146,6 @@ def test_metrics_of_parts_combine_in_any_order_to_those_of_the_whole(seed: int, 
     parts = [take(batch, rows)[0] for rows in shuffled_parts(len(batch.advantages), 4, seed)]
     recipe, totals = RECIPES["ppo"], totals_of(batch)
     counts = totals.counts
-    metrics = [run(recipe, p, totals=Totals(counts, *totals_of(p)[1:]))[0].metrics for p in parts]
+    metrics = [run(recipe, p, totals=totals_of(p)._replace(counts=counts))[0].metrics for p in parts]
     whole = finalize(run(recipe, batch)[0].metrics)
     assert_same_metrics(finalize(combine([metrics[i] for i in order])), whole)

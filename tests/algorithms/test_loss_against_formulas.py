@@ -128,7 +128,7 @@ def test_gspo_does_not_weigh_a_response_by_its_length(name: str) -> None:
         cu_seqlens=changes["cu_seqlens"],
         group_ids=batch.group_ids,
     )
-    output = policy_loss(RECIPES[name], **changes, advantages=torch.tensor([1.0, 1.0]), weights=weights)
+    output = policy_loss(RECIPES[name], **changes, advantages=torch.ones(tokens), weights=weights)
     output.loss.backward()
     gradient = changes["logprobs"].grad
     torch.testing.assert_close(gradient[:1].sum(), gradient[1:].sum())
@@ -144,38 +144,4 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce(name: str, seed: int) ->
     batch = ragged(seed, drift=0.0)
     _, gradient = run(recipe, batch)
     weights = torch.tensor(literal.weight(recipe.weights, batch, MAX_LENGTH), dtype=torch.float64)
-    advantages = batch.advantages.repeat_interleave(batch.cu_seqlens.diff())
-    assert_close(gradient, -weights * advantages)
-
-
-@pytest.mark.parametrize("name", sorted(RECIPES))
-@few
-@given(seeds)
-def test_advantages_may_be_given_per_token(name: str, seed: int) -> None:
-    recipe = get_recipe(name)
-    batch = ragged(seed)
-    per_token = batch.advantages.repeat_interleave(batch.cu_seqlens.diff())
-    whole, gradient = run(recipe, batch)
-    if recipe.ratio == "sequence" and len(per_token) != len(batch.advantages):
-        with pytest.raises(ValueError, match="one advantage per response"):
-            run(recipe, batch, advantages=per_token)
-        return
-    if len(per_token) == len(batch.advantages):
-        return  # [R] and [T] are then one shape, which means [R]
-    token, token_gradient = run(recipe, batch, advantages=per_token)
-    assert float(whole.loss) == float(token.loss)
-    assert torch.equal(gradient, token_gradient)
-
-
-@few
-@given(seeds)
-def test_a_sequence_ratio_takes_what_a_kl_in_the_reward_made_of_its_advantages(seed: int) -> None:
-    """They come by token then, if equal for all tokens of a response."""
-    batch = ragged(seed)
-    per_token = batch.advantages.repeat_interleave(batch.cu_seqlens.diff())
-    if len(per_token) == len(batch.advantages):
-        return
-    whole, gradient = run(get_recipe("gspo"), batch)
-    late, late_gradient = run(get_recipe("gspo", kl="k1", kl_coef=0.1), batch, advantages=per_token)
-    assert float(whole.loss) == float(late.loss)
-    assert torch.equal(gradient, late_gradient)
+    assert_close(gradient, -weights * batch.token_advantages)

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megarl.algorithms import (
-    METRICS,
     RECIPES,
-    Metric,
+    PartialMetric,
     average_steps,
     combine,
     finalize,
@@ -21,7 +20,6 @@ from megarl.algorithms import (
     mismatch_metrics,
 )
 from megarl.algorithms import metrics as m
-from megarl.monitor.registry import REDUCTIONS
 from tests.algorithms.batches import MAX_LENGTH, Ragged, many, ragged, run
 from tests.algorithms.literal import weight
 
@@ -202,14 +200,7 @@ def test_a_largest_value_that_is_not_a_number_is_logged_as_such() -> None:
 
 
 def test_names_that_only_some_micro_batches_have_are_kept() -> None:
-    one = {"a": Metric("sum", torch.tensor([1.0], dtype=torch.float64))}
-    other = {"b": Metric("max", torch.tensor([2.0], dtype=torch.float64))}
+    one = {"a": PartialMetric("sum", torch.tensor([1.0], dtype=torch.float64))}
+    other = {"b": PartialMetric("max", torch.tensor([2.0], dtype=torch.float64))}
     assert finalize(combine([one, other, one])) == {"a": 2.0, "b": 2.0}
     assert finalize(combine([])) == {}
-
-
-def test_every_metric_has_words_a_unit_and_a_known_reduction() -> None:
-    for name, info in METRICS.items():
-        assert info.meaning.endswith("."), name
-        assert info.unit, name
-        assert info.reduction in REDUCTIONS, name

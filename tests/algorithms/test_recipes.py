@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,22 +12,16 @@ import pytest
 
 from megarl.algorithms import (
     RECIPES,
-    Recipe,
     get_recipe,
     make_recipe,
+    part_table,
     recipe_table,
     render_algorithms,
     resolve_sources,
 )
-from megarl.algorithms.advantages import ADVANTAGES
-from megarl.algorithms.corrections import CORRECTIONS
 from megarl.algorithms.describe import formula
-from megarl.algorithms.kl import ESTIMATES
-from megarl.algorithms.parts import PARTS, SETTINGS
-from megarl.algorithms.ratios import RATIOS
-from megarl.algorithms.recipe import RULES
-from megarl.algorithms.surrogates import SURROGATES
-from megarl.algorithms.weights import DENOMINATORS
+from megarl.algorithms.parts import SLOTS, builtin_parts
+from megarl.algorithms.recipe import COMMON, RULES
 from megarl.errors import UserError
 
 PARTS_OF_MINE = {"advantage": "rloo", "ratio": "sequence", "surrogate": "clip", "weights": "sequence_mean"}
@@ -45,30 +40,51 @@ def test_defaults_are_the_papers() -> None:
     gspo, dapo, grpo, cispo = (RECIPES[n] for n in ("gspo", "dapo", "grpo", "cispo"))
     assert (gspo.clip_low, gspo.clip_high, gspo.weights, gspo.minibatches) == (3e-4, 4e-4, "sequence_mean", 4)
     assert (gspo.old_logprobs, gspo.routing_replay, gspo.kl) == ("engine", "off", "none")
-    assert (dapo.clip_low, dapo.clip_high, dapo.weights, dapo.kl_coef) == (0.2, 0.28, "token_mean", 0.0)
+    assert (dapo.clip_low, dapo.clip_high, dapo.weights, dapo.kl) == (0.2, 0.28, "token_mean", "none")
     assert (grpo.kl, grpo.kl_coef, grpo.kl_in, grpo.std) == ("k3", 0.04, "loss", "population")
     assert (cispo.clip_low, cispo.clip_high, cispo.weights) == (1.0, 4.0, "token_mean")
-    assert (RECIPES["dr_grpo"].weights, RECIPES["dr_grpo"].std) == ("constant", "none")
+    assert (RECIPES["dr_grpo"].weights, RECIPES["dr_grpo"].advantage) == ("constant", "dr_grpo")
     assert (RECIPES["ppo"].dual_clip, RECIPES["ppo"].value_clip) == (3.0, 0.2)
 
 
-def test_every_named_part_has_a_function_and_every_function_a_name() -> None:
-    implemented = {
-        "advantage": set(ADVANTAGES) | {"gae"},
-        "ratio": set(RATIOS),
-        "surrogate": set(SURROGATES),
-        "weights": set(DENOMINATORS),
-        "kl": set(ESTIMATES) | {"none"},
-        "correction": set(CORRECTIONS) | {"none"},
+@pytest.mark.parametrize("slot", SLOTS)
+def test_a_part_is_found_by_its_name_and_says_what_it_is(slot: str) -> None:
+    parts = builtin_parts(slot)
+    used = {getattr(recipe, slot) for recipe in RECIPES.values()}
+    assert used <= set(parts)
+    for name, part in parts.items():
+        assert part.meaning, name
+        assert bool(part.formula) == (name != "none"), name
+        assert all(setting.meaning for setting in part.settings.values()), name
+
+
+def test_what_a_step_must_provide_follows_from_the_parts() -> None:
+    needs = {name: set(recipe.needs) for name, recipe in RECIPES.items() if recipe.needs}
+    assert needs == {
+        "ppo": {"values"},
+        "grpo": {"ref_logprobs"},
+        "reinforce_pp": {"ref_logprobs", "old_logprobs"},  # the KL is in the reward
+        "reinforce_pp_baseline": {"ref_logprobs"},
+        "remax": {"greedy_rewards"},
+        "minirl": {"engine_logprobs"},
     }
-    assert {slot: set(parts) for slot, parts in PARTS.items()} == implemented
-    settings = {name for parts in PARTS.values() for part in parts.values() for name in part.settings}
-    assert settings <= SETTINGS.keys()
+    without_groups = {name for name, recipe in RECIPES.items() if not recipe.compares_group}
+    assert without_groups == {"ppo", "reinforce_pp", "remax"}
+
+
+def test_a_pickled_recipe_is_the_same_recipe() -> None:
+    for recipe in RECIPES.values():
+        again = pickle.loads(pickle.dumps(recipe))
+        assert again == recipe
+        assert hash(again) == hash(recipe)
+        assert again.use("ratio").func is recipe.use("ratio").func
 
 
 def test_a_recipe_is_frozen_and_the_table_too() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RECIPES["gspo"].clip_low = 1.0  # type: ignore[misc]
+        RECIPES["gspo"].clip_low = 1.0
+    with pytest.raises(TypeError):
+        RECIPES["gspo"].settings["clip_low"] = 1.0  # type: ignore[index]
     with pytest.raises(TypeError):
         RECIPES["mine"] = RECIPES["gspo"]  # type: ignore[index]
 
@@ -91,10 +107,12 @@ def test_a_new_recipe_is_composed_from_named_parts_with_their_defaults() -> None
 
 def test_another_part_brings_its_own_defaults_and_drops_the_old_ones() -> None:
     soft = get_recipe("dapo", surrogate="sapo")
-    assert (soft.clip_low, soft.clip_high, soft.tau_negative) == (None, None, 1.05)
+    assert soft.settings == {"std": "population", "tau_positive": 1.0, "tau_negative": 1.05}
+    with pytest.raises(AttributeError, match="recipe 'dapo' has no setting 'clip_low'"):
+        _ = soft.clip_low
     assert get_recipe("minirl", correction="mis").correction_high == 2.0
-    assert get_recipe("minirl", correction="none").correction_high is None
-    assert get_recipe("grpo", kl="none").kl_coef == 0.0
+    assert "correction_high" not in get_recipe("minirl", correction="none").settings
+    assert "kl_coef" not in get_recipe("grpo", kl="none").settings
     assert get_recipe("grpo", kl="k3").kl_coef == 0.04
 
 
@@ -109,7 +127,7 @@ def test_another_part_brings_its_own_defaults_and_drops_the_old_ones() -> None:
         ({"name": "gspo", "surrogate": ["clip"]}, "unknown surrogate ['clip']"),
         ({"name": "gspo", "weights": "token_mean"}, "would weigh a response by its length"),
         ({"name": "gspo_token", "weights": "constant"}, "would weigh a response by its length"),
-        ({"name": "gmpo", "weights": "token_mean"}, "would weigh by its length"),
+        ({"name": "gmpo", "weights": "token_mean"}, "would weigh a response by its length"),
         ({"name": "gspo", "surrogate": "sapo"}, "set ratio: token"),
         ({"name": "dapo", "kl_coef": 0.1}, "kl_coef = 0.1 has no effect with kl 'none'"),
         ({"name": "dapo", "kl_in": "reward"}, "kl_in = 'reward' has no effect with kl 'none'"),
@@ -124,7 +142,7 @@ def test_another_part_brings_its_own_defaults_and_drops_the_old_ones() -> None:
         ({"name": "gspo", "routing_replay": "recorded"}, "set old_logprobs: recompute"),
         ({"name": "dapo", "old_logprobs": "current"}, "makes every ratio 1"),
         ({"name": "dapo", "correction": "mis", "correction_low": 3.0}, "must lie below correction_high"),
-        ({"name": "dapo", "clip_low": 1.5}, "clip_low is at most 1"),
+        ({"name": "dapo", "clip_low": 1.5}, "clip_low is 1.5, it must be above 0 and at most 1"),
         ({"name": "dapo", "clip_high": 0}, "clip_high is 0, it must be above 0"),
         ({"name": "dapo", "clip_high": "wide"}, "clip_high is 'wide', it must be a number"),
         ({"name": "dapo", "clip_high": "nan"}, "clip_high is nan"),
@@ -183,24 +201,35 @@ def test_a_recipe_is_shown_with_formula_source_and_every_default_it_reads(name: 
     shown, recipe = render_algorithms(name), RECIPES[name]
     assert recipe.source in shown
     assert f"surrogate = {recipe.surrogate}" in shown
-    for slot in PARTS:
-        assert PARTS[slot][getattr(recipe, slot)].formula in " ".join(shown.split())
-    unused = {"clip_low", "gamma", "kl_coef", "correction_high", "tau_positive"}
-    for key in unused:
-        in_use = getattr(recipe, key) != Recipe.__dataclass_fields__[key].default
-        assert (f"  {key} = " in shown) == in_use
+    for part in recipe.parts.values():
+        assert part.formula in " ".join(shown.split())
+    for key in ("clip_low", "gamma", "kl_coef", "correction_high", "tau_positive"):
+        assert (f"  {key} = " in shown) == (key in recipe.settings)
+    assert all(f"  {key} = " in shown for key in COMMON)
     assert max(map(len, shown.splitlines())) <= 110
 
 
 def test_the_listing_names_every_recipe_and_an_unknown_one_is_refused() -> None:
     listing = render_algorithms()
     assert all(f"{name} " in listing for name in RECIPES)
+    assert all(name in listing for slot in SLOTS for name in builtin_parts(slot))
     for typed in ("gpso", "GSPO"):
         with pytest.raises(UserError, match="Did you mean 'gspo'"):
             render_algorithms(typed)
     parts = {"advantage": "rloo", "ratio": "token", "surrogate": "clip", "weights": "token_mean"}
     with pytest.raises(UserError, match=r"unknown algorithm 'mine'.* Known: .*minirl\.$"):
         get_recipe("mine", **parts)  # no advice to give the parts that were given
+
+
+def test_a_part_is_shown_with_its_settings_defaults_and_bounds() -> None:
+    shown = " ".join(render_algorithms("clip").split())
+    assert "surrogate clip: PPO's trust region" in shown
+    assert (
+        "clip_low: lower bound of the ratio is 1 - clip_low (a number above 0 and at most 1, 0.2 unless given)"
+        in shown
+    )
+    assert "(a number above 1, or null, null unless given)" in shown
+    assert "(one of loss, reward, reward unless given)" in render_algorithms("k1")
 
 
 def test_the_page_has_the_table_and_a_section_for_every_recipe() -> None:
@@ -210,15 +239,22 @@ def test_the_page_has_the_table_and_a_section_for_every_recipe() -> None:
         section = page.split(f"### {name}\n")[1].split("### ")[0]
         assert "\n".join(["```text", *formula(recipe), "```"]) in section
         assert recipe.source in " ".join(section.split())
-    for rule in RULES:
-        assert rule.reason in " ".join(page.split())
+    for slot in SLOTS:
+        assert part_table(slot) in page, (
+            "python -m megarl.algorithms.describe prints the tables as they are now"
+        )
+        assert f"`{SLOTS[slot].module.replace('.', '/')}.py`" in page
+    parts = [part for slot in SLOTS for part in builtin_parts(slot).values()]
+    refused = [reason for part in parts for reasons in part.refused.values() for reason in reasons.values()]
+    for reason in [rule.reason for rule in RULES] + refused:
+        assert reason in " ".join(page.split())
 
 
-def test_the_algorithms_import_torch_and_nothing_of_the_other_rooms() -> None:
+def test_the_algorithms_import_torch_and_of_the_other_rooms_only_records() -> None:
     code = (
         "import sys, megarl.algorithms; "
         "print([n for n in sys.modules if n.startswith('megarl.') and n.split('.')[1] not in "
-        "('algorithms', 'errors')]"
+        "('algorithms', 'errors', 'records')]"
         " + [n for n in ('torch.distributed.run', 'megatron', 'sglang', 'pydantic', 'transformers')"
         " if n in sys.modules])"
     )

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megarl.algorithms import RECIPES, finalize, gae, get_recipe, token_advantages, value_loss
-from tests.algorithms.batches import Ragged, assert_close, many, ragged
+from megarl.algorithms import RECIPES, finalize, get_recipe, value_loss
+from megarl.algorithms.advantages import TokenRewards, gae
+from tests.algorithms.batches import Ragged, advantages_of, assert_close, many, ragged
 
 seeds = st.integers(0, 10**6)
 
@@ -39,36 +40,49 @@ def literal_gae(
 
 
 @many
-@given(seeds, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.95, 1.0]))
-def test_gae_is_the_backward_recursion_over_active_tokens(seed: int, gamma: float, gae_lambda: float) -> None:
+@given(
+    seeds, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.95, 1.0]), st.sampled_from([0.0, 0.3])
+)
+def test_gae_is_the_backward_recursion_over_active_tokens_whitened_at_last(
+    seed: int, gamma: float, gae_lambda: float, beta: float
+) -> None:
+    """With a KL in the reward, which is taken token by token."""
     batch = ragged(seed)
-    values, token_rewards = batch.entropy, batch.old_logprobs
-    expected = literal_gae(batch, values, token_rewards, gamma, gae_lambda)
+    values = batch.entropy
+    kl = {"kl": "k1", "kl_in": "reward", "kl_coef": beta} if beta else {}
+    recipe = get_recipe("ppo", gamma=gamma, gae_lambda=gae_lambda, **kl)
+    token_rewards = -beta * (batch.old_logprobs.double() - batch.ref_logprobs.double())
+    expected, returns = literal_gae(batch, values, token_rewards, gamma, gae_lambda)
+    scored = ~rewards_of(batch).repeat_interleave(batch.cu_seqlens.diff()).isnan()
     poison = torch.where(batch.mask, 0.0, math.nan)
-    actual = gae(
-        rewards=rewards_of(batch),
+    actual = advantages_of(
+        recipe,
+        rewards_of(batch),
+        batch.group_ids,
+        batch.mask,
+        batch.cu_seqlens,
         values=values + poison,
-        mask=batch.mask,
-        cu_seqlens=batch.cu_seqlens,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-        token_rewards=token_rewards + poison,
+        old_logprobs=batch.old_logprobs + poison,
+        ref_logprobs=batch.ref_logprobs + poison,
     )
-    assert_close(actual.advantages, expected[0])
-    assert_close(actual.returns, expected[1])
+    assert_close(actual["advantages"], whitened(expected, batch.mask & scored), to=1e-5)
+    assert_close(actual["returns"], returns)
+
+
+def whitened(values: Tensor, counted: Tensor) -> Tensor:
+    out, kept = torch.zeros_like(values), values[counted]
+    if len(kept) > 1:
+        out[counted] = (kept - kept.mean()) / (kept.std(correction=0) + 1e-6)
+    return out
 
 
 def test_gae_of_a_long_response_forgets_nothing() -> None:
     tokens = 5000
-    out = gae(
-        rewards=torch.tensor([1.0]),
-        values=torch.zeros(tokens),
-        mask=torch.ones(tokens, dtype=torch.bool),
-        cu_seqlens=torch.tensor([0, tokens]),
-        gae_lambda=0.999,
-    )
+    reward, value = torch.zeros(2, tokens, dtype=torch.float64)
+    reward[-1] = 1.0
+    out = gae(TokenRewards(reward, value, torch.zeros(tokens, dtype=torch.int64)), gae_lambda=0.999)
     expected = 0.999 ** torch.arange(tokens - 1, -1, -1, dtype=torch.float64)
-    torch.testing.assert_close(out.advantages, expected.float())
+    torch.testing.assert_close(out, expected)
 
 
 @many
@@ -84,65 +98,38 @@ def test_reinforce_pp_takes_the_kl_to_go_from_the_reward_and_whitens_over_tokens
         for t in active:
             k1 = [float(batch.old_logprobs[u]) - float(batch.ref_logprobs[u]) for u in active if u >= t]
             raw[t], counted[t] = reward - beta * sum(k1), True
-    kept = raw[counted]
-    expected = torch.zeros_like(raw)
-    if len(kept) > 1:
-        expected[counted] = (kept - kept.mean()) / (kept.std(correction=0) + 1e-6)
-    actual = token_advantages(
+    actual = advantages_of(
         recipe,
-        rewards=rewards_of(batch),
-        group_ids=batch.group_ids,
-        mask=batch.mask,
-        cu_seqlens=batch.cu_seqlens,
+        rewards_of(batch),
+        batch.group_ids,
+        batch.mask,
+        batch.cu_seqlens,
         old_logprobs=batch.old_logprobs,
         ref_logprobs=batch.ref_logprobs,
     )
-    assert_close(actual.advantages, expected, to=1e-5)
+    assert_close(actual["advantages"], whitened(raw, counted), to=1e-5)
 
 
 def test_a_group_advantage_takes_the_whole_kl_of_a_response_from_its_reward() -> None:
     recipe = get_recipe("rloo", kl="k1", kl_coef=0.5)
-    out = token_advantages(
+    out = advantages_of(
         recipe,
-        rewards=torch.tensor([1.0, 1.0]),
-        group_ids=torch.tensor([0, 0]),
-        mask=torch.tensor([False, True, True, True]),
-        cu_seqlens=torch.tensor([0, 3, 4]),
+        torch.tensor([1.0, 1.0]),
+        torch.tensor([0, 0]),
+        torch.tensor([False, True, True, True]),
+        torch.tensor([0, 3, 4]),
         old_logprobs=torch.tensor([math.nan, -1.0, -1.0, -1.0]),
         ref_logprobs=torch.tensor([math.nan, -2.0, -3.0, -1.0]),
     )
     # rewards 1 - 0.5 * 3 = -0.5 and 1
-    torch.testing.assert_close(out.advantages, torch.tensor([0.0, -1.5, -1.5, 1.5]))
-
-
-def test_ppo_advantages_are_whitened_and_its_returns_are_not() -> None:
-    batch = ragged(8, responses=12)
-    out = token_advantages(
-        RECIPES["ppo"],
-        rewards=batch.advantages,
-        group_ids=batch.group_ids,
-        mask=batch.mask,
-        cu_seqlens=batch.cu_seqlens,
-        values=batch.entropy,
-    )
-    active = out.advantages[batch.mask].double()
-    assert float(active.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(active.std(correction=0)) == pytest.approx(1, abs=1e-4)
-    rewards = batch.advantages.repeat_interleave(batch.cu_seqlens.diff())
-    torch.testing.assert_close(out.returns, torch.where(batch.mask, rewards, 0.0))  # gamma = lambda = 1
+    torch.testing.assert_close(out["advantages"], torch.tensor([0.0, -1.5, -1.5, 1.5]))
 
 
 def test_what_a_recipe_needs_is_asked_for() -> None:
     batch = ragged(1)
-    for name, needed in (("ppo", "values are needed"), ("reinforce_pp", "ref_logprobs are needed")):
+    for name, needed in (("ppo", "'values' is needed"), ("reinforce_pp", "'old_logprobs' is needed")):
         with pytest.raises(ValueError, match=needed):
-            token_advantages(
-                RECIPES[name],
-                rewards=batch.advantages,
-                group_ids=batch.group_ids,
-                mask=batch.mask,
-                cu_seqlens=batch.cu_seqlens,
-            )
+            advantages_of(RECIPES[name], batch.advantages, batch.group_ids, batch.mask, batch.cu_seqlens)
 
 
 @many

@@ -7,7 +7,7 @@ import pytest
 
 from megarl.monitor.docs import render
 from megarl.monitor.metrics import default_registry
-from megarl.monitor.registry import Metric, Registry, UnregisteredMetric
+from megarl.monitor.registry import MetricSpec, Registry, UnregisteredMetric
 from megarl.records import Group, Prompt, Sample, WeightSpan
 from megarl.rollout.sampling import merge_counts, rollout_counts
 
@@ -32,20 +32,20 @@ def test_a_placeholder_stands_for_exactly_one_path_element() -> None:
 
 
 def test_an_exact_row_wins_over_a_template() -> None:
-    exact = Metric("a/b/c", "exact", "1")
-    registry = Registry([Metric("a/{x}/c", "template", "1"), exact])
+    exact = MetricSpec("a/b/c", "exact", "1")
+    registry = Registry([MetricSpec("a/{x}/c", "template", "1"), exact])
     assert registry["a/b/c"] is exact
 
 
 def test_two_rows_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="registered twice"):
-        Registry([Metric("a/b", "one", "1"), Metric("a/b", "two", "1")])
+        Registry([MetricSpec("a/b", "one", "1"), MetricSpec("a/b", "two", "1")])
 
 
 @pytest.mark.parametrize("name", ["loss", "Train/loss", "train/", "train/a b", "step", "/loss"])
 def test_a_name_has_a_room_and_a_word(name: str) -> None:
     with pytest.raises(ValueError):
-        Metric(name, "meaning", "1")
+        MetricSpec(name, "meaning", "1")
 
 
 def test_everything_in_seconds_or_per_second_is_marked_as_a_timing() -> None:
