@@ -1,9 +1,11 @@
-"""What all tests share: one thread per process, no network, and the pool of ranks."""
+"""What all tests share: one thread per process, no network, ranks, and tiny checkpoints.
+
+Nothing here imports torch: with `-n`, the process that only hands out tests would wait for it, too.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,12 +14,8 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 import hypothesis
 import pytest
-import torch
 
-from tests import models
 from tests.ranks import RankPool
-
-torch.set_num_threads(1)
 
 # The same examples in every run; `--hypothesis-profile=explore` draws new ones.
 hypothesis.settings.register_profile("explore", deadline=None)
@@ -25,17 +23,17 @@ hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, d
 hypothesis.settings.load_profile("fixed")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
-    """Gloo ranks, started once a file: `ranks.run(2, job, **arguments)`."""
-    pool = RankPool()
-    yield pool
-    pool.close()
+@pytest.fixture(scope="session")
+def ranks() -> RankPool:
+    """Gloo ranks: `ranks.run(2, job, **arguments)`."""
+    return RankPool()
 
 
 @pytest.fixture(scope="session")
 def moe_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Qwen3-MoE of 4 layers, the second of them dense; an odd vocabulary."""
+    from tests import models
+
     folder = tmp_path_factory.mktemp("models") / "moe"
     return models.tiny_qwen3_moe(folder, num_hidden_layers=4, mlp_only_layers=[1], vocab_size=265)
 
@@ -43,5 +41,7 @@ def moe_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def dense_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random dense Qwen3 with tied embeddings."""
+    from tests import models
+
     folder = tmp_path_factory.mktemp("models") / "dense"
     return models.tiny_qwen3(folder, num_hidden_layers=4, tie_word_embeddings=True)
