@@ -38,11 +38,6 @@ def pipe() -> tuple[Connection, Connection]:
     return multiprocessing.get_context("forkserver").Pipe(duplex=False)
 
 
-def warm_up() -> None:
-    """Let the imports begin, in the background."""
-    fork(os.getpid)
-
-
 def _enter(function: Callable[..., Any], *arguments: Any) -> None:
     from megarl.launcher import die_with_parent
 
