@@ -46,12 +46,10 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     except UserError as error:
         error.silent = not launcher.is_first_rank()
         raise
-    if not launcher.under_torchrun():
-        ranks = launcher.ranks_on_this_machine(settings)
-        if ranks > 1:
-            raise typer.Exit(launcher.launch(settings, ["train", str(config), *(overrides or ())]))
-    else:
+    if launcher.under_torchrun():
         launcher.die_with_parent()
+    elif (code := launcher.launch(settings, ["train", str(config), *(overrides or ())])) is not None:
+        raise typer.Exit(code)
     from megarl.training.train import train as run
 
     run(settings)
@@ -66,9 +64,10 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
     """
     from megarl.config.load import load_config
     from megarl.launcher import ranks_on_this_machine
+
+    settings = load_config(config, overrides or ())  # a mistake in the file is told before torch is imported
     from megarl.training.check import check_run
 
-    settings = load_config(config, overrides or ())
     print(f"{config}: fine. {check_run(settings, ranks_on_this_machine(settings))}")
 
 
@@ -151,16 +150,17 @@ def convert(
     from megarl.weights import convert as conversion
 
     layout = Layout(tensor=tensor, pipeline=pipeline, expert=expert)
-    if not launcher.under_torchrun():
+    if launcher.under_torchrun():
+        launcher.die_with_parent()
+    else:
         conversion.check(source, target, config, layout)
         if (ranks := launcher.fewest_ranks(layout)) > 1:
             words = ["convert", str(source), str(target), "--dtype", dtype]
             words += ["--config", str(config)] if config else []
             for name, size in (("tensor", tensor), ("pipeline", pipeline), ("expert", expert)):
                 words += [f"--{name}", str(size)]
-            raise typer.Exit(launcher.start_ranks(ranks, threads, words))
-    else:
-        launcher.die_with_parent()
+            if (code := launcher.start_ranks(ranks, threads, words)) is not None:
+                raise typer.Exit(code)
     done = conversion.convert(source, target, layout=layout, config_folder=config, dtype=dtype)
     if launcher.is_first_rank():
         print(done)

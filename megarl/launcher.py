@@ -1,21 +1,34 @@
-"""Start a run's ranks on this machine with torch's own elastic agent, and end with a useful exit code."""
+"""Start a run's ranks on this machine, and end with a useful exit code.
+
+On a CPU the ranks are forks of this process, which imports torch and megatron-core once for all of them. Beside a GPU
+they are fresh interpreters, since CUDA does not survive a fork.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import logging
+import gc
+import importlib
 import os
 import signal
+import socket
 import sys
-import uuid
+import threading
+import time
 from collections.abc import Sequence
 
 from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
 from megarl.megatron.settings import Layout
+from megarl.monitor.tell import tell
 
 MOST_RANKS = 4096
 PR_SET_PDEATHSIG = 1
+SECONDS_TO_SAY_SO = (
+    2.0  # a mistake is met by all ranks, and the one that tells it may not be the first to end
+)
+SECONDS_TO_END = 30.0  # between a signal and SIGKILL
+WHAT_A_RUN_IMPORTS = ("megarl.training.train", "transformers.models.auto.tokenization_auto")
 
 
 def under_torchrun() -> bool:
@@ -51,41 +64,144 @@ def fewest_ranks(layout: Layout) -> int:
     return ranks
 
 
-def launch(config: Config, arguments: Sequence[str]) -> int:
-    """Run `python -m megarl ARGUMENTS` on every rank of a run; returns the exit code (see `start_ranks`)."""
-    return start_ranks(ranks_on_this_machine(config), config.launch.threads_per_rank, arguments)
+def launch(config: Config, arguments: Sequence[str]) -> int | None:
+    """Start a run's ranks, unless this process is the only one. Returns as `start_ranks` does."""
+    ranks = ranks_on_this_machine(config)
+    if ranks == 1:
+        return None
+    return start_ranks(ranks, config.launch.threads_per_rank, arguments, WHAT_A_RUN_IMPORTS)
 
 
-def start_ranks(ranks: int, threads: int, arguments: Sequence[str]) -> int:
-    """Run `python -m megarl ARGUMENTS` on so many ranks; returns the exit code: 0, 2 for a user's mistake (the rank
-    has said which), 128 + n when signal n ended it, else 1."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def start_ranks(
+    ranks: int,
+    threads: int,
+    arguments: Sequence[str],
+    imports: Sequence[str] = (),
+    *,
+    fork: bool | None = None,
+) -> int | None:
+    """Start so many ranks of the command `megarl ARGUMENTS`, which this process is.
 
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    settings = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        max_restarts=0,
-        monitor_interval=0.2,
-    )
-    try:
-        elastic_launch(settings, sys.executable)("-m", "megarl", *arguments)
-    except ChildFailedError as error:
-        codes = [failure.exitcode for failure in error.failures.values()]
-        return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else 1
-    except SignalException as signalled:  # Ctrl-C, kill: the ranks are ended by now
-        return 128 + int(signalled.sigval)
-    return 0
+    Returns None on a rank that is a fork of this process: it goes on with the command. Returns the exit code in this
+    process, once all ranks have ended: 0, 2 for a user's mistake (a rank has said which), 128 + n when signal n ended
+    the run, else 1.
+
+    imports: modules that ranks need, loaded before they are forked. fork: None = where it is safe.
+    """
+    import torch
+
+    fork = can_fork() if fork is None else fork
+    if fork:
+        for name in imports:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # the ranks share these pages; a collection would copy them
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        this_process, started = os.getpid(), []
+        for rank in range(ranks):
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                die_with_parent(this_process)
+                os.environ.update(_variables(rank, ranks, host, port, threads))
+                if not fork:
+                    os.execv(sys.executable, [sys.executable, "-m", "megarl", *arguments])
+                torch.set_num_threads(threads)
+                return None
+            started.append(pid)
+        store = torch.distributed.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        code = _Ranks(started).wait()
+        del store  # the ranks met there
+        return code
 
 
-def die_with_parent() -> None:
-    """Let the kernel end this rank when the process that started it dies, however it dies (Linux)."""
+def can_fork() -> bool:
+    """Whether forks of this process can be ranks: a lone thread on Linux, without CUDA."""
+    import torch
+
+    return sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_available()
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Let the kernel end this rank when the process that started it dies, however it dies (Linux).
+
+    parent: the id of that process, where it may have died already.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if parent is not None and os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _variables(rank: int, ranks: int, host: str, port: int, threads: int) -> dict[str, str]:
+    """What torchrun sets for the ranks of one machine, whose store is in the process that starts them."""
+    names = ("RANK", "LOCAL_RANK", "ROLE_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    return {
+        **{name: str(value) for group, value in zip(names, (rank, ranks), strict=True) for name in group},
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+class _Ranks:
+    """The processes of a run, in rank order, each the leader of a session."""
+
+    def __init__(self, processes: Sequence[int]) -> None:
+        self._processes = processes
+        self._codes: dict[int, int] = {}
+        self._signals: list[int] = []
+
+    def wait(self) -> int:
+        """Wait for the end of all ranks, which one rank's failure or a signal brings about; returns the exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self._signals.append(number))
+        while self._running() and not self._signals and not any(self._codes.values()):
+            time.sleep(0.1)
+        if self._signals:
+            self._end(self._signals[0])
+            return 128 + self._signals[0]
+        if EXIT_USER_ERROR in self._codes.values():
+            self._wait_for(SECONDS_TO_SAY_SO)
+        killed = {self._processes.index(pid): -code for pid, code in self._codes.items() if code < 0}
+        self._end(signal.SIGTERM)
+        for rank, number in killed.items():
+            tell(f"megarl: rank {rank} was killed by signal {number} ({signal.Signals(number).name})")
+        codes = set(self._codes.values())
+        return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else int(codes != {0})
+
+    def _running(self) -> list[int]:
+        """The processes that have not ended."""
+        for pid in self._processes:
+            if pid not in self._codes:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self._codes[pid] = os.waitstatus_to_exitcode(status)
+        return [pid for pid in self._processes if pid not in self._codes]
+
+    def _wait_for(self, seconds: float) -> None:
+        """Wait for their end, at most so long, and no longer when another signal comes."""
+        deadline, signals = time.monotonic() + seconds, len(self._signals)
+        while self._running() and time.monotonic() < deadline and len(self._signals) == signals:
+            time.sleep(0.05)
+
+    def _end(self, number: int) -> None:
+        """Send the signal to all that still run and to what they started, and in the end kill them."""
+        for last in (number, int(signal.SIGKILL)):
+            for pid in self._running():
+                try:
+                    os.killpg(pid, last)
+                except ProcessLookupError:  # it has not opened its session yet
+                    os.kill(pid, last)
+            self._wait_for(SECONDS_TO_END)

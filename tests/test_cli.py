@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +14,50 @@ from examples.quickstart.make import build_tokenizer
 from megarl.config.load import load_config
 from megarl.errors import UserError
 from megarl.training.check import check_run
+from tests.forks import ROOT, Finished, run_megarl
 
-ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 
 
-def megarl(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run(
-        [sys.executable, "-m", "megarl", *words], capture_output=True, text=True, timeout=120, env=environment
-    )
+SCRIPT = "import sys; from megarl.cli import main\ntry: sys.exit(main())"
+
+
+def megarl(*words: str, **variables: str) -> Finished:
+    return run_megarl(*words, COLUMNS="160", **variables)
+
+
+PROGRAMS = {
+    "the module": [sys.executable, "-m", "megarl"],
+    "the script": [sys.executable, "-c", f"{SCRIPT}\nfinally: pass"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_new_process_ends_with_the_commands_exit_code_and_one_message(program: list[str]) -> None:
+    result = subprocess.run([*program, "algorithms", "gpso"], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("megarl: error: ")
+    assert "Did you mean 'gspo'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("check", QUICKSTART, "rl.stps=3"),
+        ("train", QUICKSTART, "rl.stps=3"),
+        ("config", "show", QUICKSTART),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_needs_no_model_does_not_import_torch(words: tuple[str, ...]) -> None:
+    """Which takes seconds."""
+    result = subprocess.run(
+        [sys.executable, "-c", f"{SCRIPT}\nfinally: print('torch' in sys.modules)", *words],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert result.stdout.splitlines()[-1] == "False", result.stderr
 
 
 def test_help_names_every_command() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -205,7 +204,7 @@ def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase
     count = -(-count // policy.micro_batch_multiple) * policy.micro_batch_multiple
     micro_batches = make_micro_batches(mine, 100, count)
     policy.set_optimizer(OptimizerSettings(lr=1e-3, warmup_steps=2, schedule="cosine"), 10)
-    rates, seconds = [], 0.0
+    rates = []
     if phase == "load":
         load_checkpoint(folder, policy)
     for _ in range(4 if phase == "straight" else 2):
@@ -217,10 +216,8 @@ def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase
         if groups.is_main:
             folder.mkdir()
         groups.barrier()
-        start = time.perf_counter()
         save_checkpoint(folder, policy)
-        seconds = time.perf_counter() - start
-    return {"weights": dict(iter_hf_tensors(name_map)), "rates": rates, "seconds": seconds}
+    return {"weights": dict(iter_hf_tensors(name_map)), "rates": rates}
 
 
 def toy_batch(policy: Policy, seed: int) -> list[MicroBatch]:

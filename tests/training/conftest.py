@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import RENDEZVOUS, ROOT, Fork, start_megarl
 from tests.ranks import RankPool
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = """
 defaults: [{quickstart}]
 data: {{heldout: {{count: 16}}}}
@@ -37,7 +36,7 @@ class Finished:
 
 
 class Command:
-    """`python -m megarl ...` in a folder of its own."""
+    """`megarl ...` in a folder of its own."""
 
     def __init__(self, folder: Path, quickstart: Path) -> None:
         self.folder = folder
@@ -45,16 +44,15 @@ class Command:
         self.config.write_text(TINY.format(quickstart=quickstart))
 
     def environment(self) -> dict[str, str]:
-        kept = {
-            k: v
-            for k, v in os.environ.items()
-            if k not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        }
+        kept = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS}
         return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
-    def start(self, *words: str, module: Sequence[str] = ("-m", "megarl")) -> subprocess.Popen[str]:
+    def start(self, *words: str, program: Sequence[str] = ()) -> subprocess.Popen[str] | Fork:
+        """The command in a fork of a process that has imported everything; or this program, as a new process."""
+        if not program:
+            return start_megarl(*words, folder=self.folder, environment=self.environment(), together=True)
         return subprocess.Popen(
-            [sys.executable, *module, *words],
+            [*program, *words],
             cwd=self.folder,
             env=self.environment(),
             stdout=subprocess.PIPE,
@@ -63,17 +61,18 @@ class Command:
             start_new_session=True,
         )
 
-    def run(self, *words: str, timeout: float = 240, module: Sequence[str] = ("-m", "megarl")) -> Finished:
-        process = self.start(*words, module=module)
+    def run(self, *words: str, timeout: float = 300, program: Sequence[str] = ()) -> Finished:
+        process = self.start(*words, program=program)
         try:
-            output, _ = process.communicate(timeout=timeout)
+            output = process.communicate(timeout=timeout)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+        assert process.returncode is not None
         return Finished(process.returncode, output)
 
-    def train(self, name: str, *words: str, timeout: float = 240) -> Finished:
-        return self.run("train", str(self.config), f"name={name}", *words, timeout=timeout)
+    def train(self, name: str, *words: str, timeout: float = 300, program: Sequence[str] = ()) -> Finished:
+        return self.run("train", str(self.config), f"name={name}", *words, timeout=timeout, program=program)
 
     def metrics(self, name: str) -> list[dict[str, float]]:
         """The rows of a run's metrics.jsonl, without timings."""

@@ -215,17 +215,8 @@ def test_what_was_passed_over_is_not_kept_in_the_place_of_what_was_written(
 
 
 def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> None:
-    words = [
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "megarl",
-        "train",
-        str(command.config),
-        "name=torchrun",
-    ]
-    result = command.run(*words, module=("-m", "torch.distributed.run"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    result = command.train("torchrun", program=[*torchrun, "-m", "megarl"])
     assert result.code == 0, result.output
     assert command.metrics("torchrun") == command.metrics("straight")
 

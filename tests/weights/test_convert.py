@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from megarl.launcher import fewest_ranks
 from megarl.megatron.settings import Layout
 from megarl.weights.convert import check
 from tests.disk import full_disk
+from tests.forks import Finished, run_megarl
 from tests.models import tiny_tokenizer
 from tests.ranks import RankFailed, RankPool
 from tests.weights.families import make
@@ -27,12 +25,8 @@ from tests.weights.jobs import convert_job, trained_checkpoint_job
 pytestmark = pytest.mark.distributed
 
 
-def megarl(*words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        environment.pop(name, None)
-    command = [sys.executable, "-m", "megarl", "convert", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def megarl(*words: str) -> Finished:
+    return run_megarl("convert", *words, COLUMNS="160")
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -315,11 +314,11 @@ LONG = {
 
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("mode", ["strict", "lenient"])
+@pytest.mark.timeout(60)
 def test_a_long_response_is_read_in_linear_time(name, mode):
-    start = time.process_time()
+    """In milliseconds; what tries every way to read it would not end."""
     score = math(Response(LONG[name]), {"answer": "7"}, mode=mode)
     assert score.value == 0.0
-    assert time.process_time() - start < 2.0
 
 
 def test_end_of_sequence_strings_and_thinking_are_cut_wherever_the_template_opened_them():

