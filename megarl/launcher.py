@@ -176,8 +176,8 @@ class _Ranks:
             self._wait_for(SECONDS_TO_SAY_SO)
         killed = {self._processes.index(pid): -code for pid, code in self._codes.items() if code < 0}
         self._end(signal.SIGTERM)
-        for rank, number in killed.items():
-            tell(f"megarl: rank {rank} was killed by signal {number} ({signal.Signals(number).name})")
+        for rank, ended_by in killed.items():
+            tell(f"megarl: rank {rank} was killed by signal {ended_by} ({signal.Signals(ended_by).name})")
         codes = set(self._codes.values())
         return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else int(codes != {0})
 
