@@ -28,11 +28,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "CP2": (2, {"context": 2}, {}),
     "DP2": (2, {}, {}),
     "PP2xVPP2": (2, {"pipeline": 2, "virtual_pipeline": 2}, {}),
-    "PP2, uneven": (2, {"pipeline": 2}, {"extra": {"num_layers_in_first_pipeline_stage": 1}}),
+    "PP2, uneven": (2, {"pipeline": 2}, {"transformer": {"num_layers_in_first_pipeline_stage": 1}}),
     "PP2, full recompute": (2, {"pipeline": 2}, {"recompute": "full"}),
     "EP2, full recompute": (2, {"expert": 2}, {"recompute": "full"}),
     "TP2, selective recompute": (2, {"tensor": 2}, {"recompute": "selective"}),
-    "EP2, allgather": (2, {"expert": 2}, {"extra": {"moe_token_dispatcher_type": "allgather"}}),
+    "EP2, allgather": (2, {"expert": 2}, {"transformer": {"moe_token_dispatcher_type": "allgather"}}),
     "DP4": (4, {}, {}),  # the last replica has no sample
     "EP2xETP2": (4, {"tensor": 2, "expert": 2, "expert_tensor": 2}, {}),
     "TP2xEP2": (4, {"tensor": 2, "expert": 2}, {}),

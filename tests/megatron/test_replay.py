@@ -28,7 +28,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "PP2, full recompute": (2, {"pipeline": 2}, {"recompute": "full"}),
     "PP2xVPP2": (2, {"pipeline": 2, "virtual_pipeline": 2}, {}),
     "PP2xVPP2, full recompute": (2, {"pipeline": 2, "virtual_pipeline": 2}, {"recompute": "full"}),
-    "EP2, allgather": (2, {"expert": 2}, {"extra": {"moe_token_dispatcher_type": "allgather"}}),
+    "EP2, allgather": (2, {"expert": 2}, {"transformer": {"moe_token_dispatcher_type": "allgather"}}),
     "TP2xCP2": (4, {"tensor": 2, "context": 2}, {}),
     "TP2xPP2xEP2": (4, {"tensor": 2, "pipeline": 2, "expert": 2}, {}),
 }
