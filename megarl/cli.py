@@ -69,9 +69,10 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
     """
     from megarl.config.load import load_config
     from megarl.launcher import ranks_on_this_machine
-    from megarl.training.check import check_run
 
     settings = load_config(config, overrides or ())
+    from megarl.training.check import check_run  # slow to import; a refused file need not wait for it
+
     print(f"{config}: fine. {check_run(settings, ranks_on_this_machine(settings))}")
 
 
