@@ -239,7 +239,7 @@ SUMS = st.recursive(
         ),
         st.tuples(inner, st.sampled_from("0123")).map(lambda p: f"({p[0]})^{p[1]}"),
         st.tuples(inner, TERMS).map(lambda p: rf"\frac{{{p[0]}}}{{{p[1]}}}"),
-        inner.map(lambda x: f"-{x}"),
+        inner.map(lambda x: f"-({x})"),
     ),
     max_leaves=5,
 )

@@ -95,7 +95,8 @@ def _one_is_an_equation(a: Any, b: Any) -> bool:
 
 
 def _is_relation(formula: Any) -> bool:
-    return isinstance(formula, (sympy.core.relational.Relational, sympy.logic.boolalg.Boolean))
+    # A letter by itself is Boolean to sympy, too.
+    return isinstance(formula, sympy.logic.boolalg.Boolean) and not isinstance(formula, sympy.Expr)
 
 
 def _quickly(a: Any, b: Any) -> bool | None:
