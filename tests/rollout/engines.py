@@ -8,22 +8,18 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from megarl.rollout.declaration import EngineContext
 from megarl.rollout.embedded.settings import EmbeddedSettings
 from megarl.rollout.engine import Engine
 from megarl.rollout.sglang.engine import SGLangEngine
 from megarl.rollout.sglang.settings import SGLangSettings
-from megarl.weights.checkpoint_files import read_config
-from megarl.weights.families import family_of
 from tests.rollout.reference import Reference
-from tests.rollout.scripted import ScriptedModel, ScriptedSettings, read_weights
+from tests.rollout.scripted import ScriptedModel, ScriptedSettings, context_of, read_weights
 
 SGLANG_PYTHON = Path(__file__).parents[2] / ".venv-sglang" / "bin" / "python"
 
@@ -37,16 +33,6 @@ class EngineEntry:
     make: Callable[[Path, Path], Engine]
     reference: Callable[[Path], Reference | ScriptedModel] = Reference
     marks: tuple[pytest.MarkDecorator, ...] = ()
-
-
-def context_of(model: Path, work: Path, **changes: Any) -> EngineContext:
-    """What a run would make its engine for, on a CPU in float32. changes: of the context's fields; `max_positions` of
-    the model's."""
-    config = read_config(model)
-    architecture = family_of(config).architecture(config)
-    if "max_positions" in changes:
-        architecture = replace(architecture, max_positions=changes.pop("max_positions"))
-    return EngineContext(model, architecture, work, changes.pop("dtype", torch.float32), **changes)
 
 
 def make_embedded(model: Path, work: Path) -> Engine:
@@ -65,7 +51,12 @@ def make_sglang(
     model: Path, work: Path, engine: dict[str, Any] | None = None, **settings: Any
 ) -> SGLangEngine:
     """A managed server. engine: further arguments of `SGLangEngine`; settings: of `SGLangSettings`."""
-    chosen: dict[str, Any] = {"python": str(find_sglang()), "max_running_requests": 8, **settings}
+    chosen: dict[str, Any] = {
+        "python": str(find_sglang()),
+        "max_running_requests": 8,
+        "start_timeout_s": 600,
+        **settings,
+    }
     return SGLangEngine(SGLangSettings(**chosen), context_of(model, work), **(engine or {}))
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from safetensors.torch import load_file
 
 from megarl.errors import UserError
 from megarl.megatron.architecture import Architecture
-from megarl.records import FinishReason, RouteTrace, WeightSpan
+from megarl.records import FinishReason, RouteTrace, Sample, WeightSpan
 from megarl.rollout.declaration import EngineContext, EngineSettings
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream, check_request
+from megarl.weights.checkpoint_files import read_config
+from megarl.weights.families import family_of
 from megarl.weights.fingerprint import digest
 
 Failure = Literal[
@@ -263,6 +265,41 @@ class ScriptedEngine:
         return self._model
 
 
+def context_of(model: Path, work: Path, **changes: Any) -> EngineContext:
+    """What a run would make its engine for, on a CPU in float32. changes: of the context's fields; `max_positions` of
+    the model's."""
+    config = read_config(model)
+    architecture = family_of(config).architecture(config)
+    if "max_positions" in changes:
+        architecture = replace(architecture, max_positions=changes.pop("max_positions"))
+    return EngineContext(model, architecture, work, changes.pop("dtype", torch.float32), **changes)
+
+
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """A checkpoint's tensors; none where the folder has no weights."""
     return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
+
+
+TINY = Architecture({"num_moe_experts": 300, "moe_router_topk": 2}, 50, 64, moe_layers=(1, 2))
+CONTEXT = EngineContext(Path("/nowhere"), TINY, Path("/nowhere"), None)  # type: ignore[arg-type]
+
+
+def scripted(*fails: str, script: Any = None) -> ScriptedEngine:
+    """An engine without weights, of two MoE layers, 50 tokens and a context of 64."""
+    engine = ScriptedEngine(CONTEXT, fails, script)  # type: ignore[arg-type]
+    engine.start()
+    return engine
+
+
+class ByLength:
+    """A scorer: the longest response of a round is scored last, but none waits for another."""
+
+    def __init__(self) -> None:
+        self.under_way = self.most = 0
+
+    async def score(self, sample: Sample) -> Sample:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0.001 * len(sample.response_ids))
+        self.under_way -= 1
+        return replace(sample, reward=float(len(sample.response_ids)))

@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from megarl.errors import UserError
-from megarl.megatron.architecture import Architecture
-from megarl.records import Group, Prompt, Sample
-from megarl.rollout.declaration import EngineContext
+from megarl.records import Group, Prompt
 from megarl.rollout.engine import EngineError, GenerateRequest, SamplingParams
 from megarl.rollout.filters import apply_overlong_penalty
 from megarl.rollout.sampling import rollout_counts, sample_groups
 from megarl.seeds import draw_seed
-from tests.rollout.scripted import ScriptedEngine
+from tests.rollout.scripted import ByLength, ScriptedEngine, scripted
 from tests.rollout.test_filters import BUDGET, SOFT, group, response
 
 PROMPTS = [Prompt(f"p/{n}", np.arange(3 + n), "", "exact", {}) for n in (4, 0, 2)]
-TINY = Architecture({"num_moe_experts": 300, "moe_router_topk": 2}, 50, 64, moe_layers=(1, 2))
-CONTEXT = EngineContext(Path("/nowhere"), TINY, Path("/nowhere"), None)  # type: ignore[arg-type]
-
-
-def scripted(*fails: str, script: Any = None) -> ScriptedEngine:
-    """An engine without weights, of two MoE layers, 50 tokens and a context of 64."""
-    engine = ScriptedEngine(CONTEXT, fails, script)  # type: ignore[arg-type]
-    engine.start()
-    return engine
-
-
-class ByLength:
-    """A scorer: the longest response of a round is scored last, but none waits for another."""
-
-    def __init__(self) -> None:
-        self.under_way = self.most = 0
-
-    async def score(self, sample: Sample) -> Sample:
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        await asyncio.sleep(0.001 * len(sample.response_ids))
-        self.under_way -= 1
-        return replace(sample, reward=float(len(sample.response_ids)))
 
 
 def sampled(engine: ScriptedEngine, prompts: list[Prompt] = PROMPTS, **changes: Any) -> list[Group]:

@@ -24,8 +24,9 @@ from megarl.rollout.sglang.engine import SGLangEngine
 from megarl.rollout.sglang.process import ServerDied
 from megarl.rollout.sglang.settings import SGLangSettings
 from tests.models import tiny_qwen3, tiny_qwen3_moe
-from tests.rollout.engines import ENGINES, EngineEntry, context_of, find_sglang, make_sglang
+from tests.rollout.engines import ENGINES, EngineEntry, find_sglang, make_sglang
 from tests.rollout.reference import Reference, checkpoint_weights
+from tests.rollout.scripted import context_of
 from tests.rollout.test_engine_contract import CLOSE, generate, iterate, make_request, updating
 from tests.rollout.test_sglang_parts import alive
 
@@ -172,7 +173,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from megarl.rollout.sglang.settings import SGLangSettings
-from tests.rollout.engines import context_of
+from tests.rollout.scripted import context_of
 model, work = map(Path, sys.argv[2:])
 SGLangSettings(python=sys.argv[1]).make(context_of(model, work)).start()
 """

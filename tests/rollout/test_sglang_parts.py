@@ -34,8 +34,8 @@ from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.transports import make_buckets
 from megarl.rollout.sglang.wire import RouteFormat, decode_result, encode_request
 from tests.models import MOE_SHAPE, SHAPE, tiny_qwen3_moe
-from tests.rollout.engines import context_of
 from tests.rollout.reference import checkpoint_weights
+from tests.rollout.scripted import context_of
 
 # --- the wire ---
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megarl.rollout.sync import SyncFailed, give_weights
-from tests.rollout.test_sampling import scripted
+from tests.rollout.scripted import scripted
 
 WEIGHTS = {"model.norm.weight": torch.ones(4), "lm_head.weight": torch.zeros(3, 4)}
 

@@ -22,9 +22,14 @@ from megarl.routing.trace import RoutingError
 from megarl.training.engines import connect_engine, sync_weights
 from megarl.training.routes import share_groups
 from tests.megatron.jobs import build, join
-from tests.rollout.engines import context_of
-from tests.rollout.scripted import ScriptedEngine, ScriptedSettings, SharedSettings
-from tests.rollout.test_sampling import CONTEXT, ByLength
+from tests.rollout.scripted import (
+    CONTEXT,
+    ByLength,
+    ScriptedEngine,
+    ScriptedSettings,
+    SharedSettings,
+    context_of,
+)
 
 
 def connect_job(tensor: int) -> dict[str, Any]:
