@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_from_the_start_is_told_once(command: Command) -> No
         result = command.train("no-room", "sft.steps=1", "rl.steps=0")
     assert result.code == 2, result.output
     assert result.output.count("megarl: error") == 1
-    assert "no-room/start: cannot be written (File too large)" in result.output
+    assert "no-room/hf: cannot be written (File too large)" in result.output
     assert "Traceback" not in result.output
 
 
