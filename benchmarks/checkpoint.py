@@ -20,7 +20,7 @@ from measure import Timing, in_turns
 from step import StepSize, make_trainer
 
 from megarl.megatron.checkpoint import begin_checkpoint, load_checkpoint
-from megarl.megatron.groups import finish
+from megarl.megatron.groups import destroy_groups
 from megarl.megatron.policy import Policy
 from megarl.training.saving import PendingCheckpoint
 
@@ -34,7 +34,7 @@ def bench_checkpoint(size: StepSize, *, turns: int, below: Path | None = None) -
         try:
             return _bench(make_trainer(size, Path(folder) / "policy"), Path(folder), turns)
         finally:
-            finish()
+            destroy_groups()
 
 
 def _bench(policy: Policy, folder: Path, turns: int) -> str:

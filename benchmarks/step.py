@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from measure import Timing, in_turns
 
-from megarl.algorithms import Sources, get_recipe
-from megarl.megatron.groups import finish, initialize
+from megarl.algorithms import LogprobAndRouteSource, get_recipe
+from megarl.megatron.groups import destroy_groups, initialize
 from megarl.megatron.platform import Platform
 from megarl.megatron.policy import Policy
 from megarl.megatron.settings import Layout, ModelSettings, OptimizerSettings
@@ -125,7 +125,7 @@ def bench_step(size: StepSize, variants: Variants, *, turns: int) -> StepBench:
         try:
             return _bench(size, variants, Path(folder), turns)
         finally:
-            finish()
+            destroy_groups()
 
 
 def _bench(size: StepSize, variants: Variants, folder: Path, turns: int) -> StepBench:
@@ -144,7 +144,7 @@ def _bench(size: StepSize, variants: Variants, folder: Path, turns: int) -> Step
         update = PolicyUpdate(
             policy,
             recipe,
-            Sources(old, routing),
+            LogprobAndRouteSource(old, routing),
             AuxiliaryModels(),
             temperature=1.0,
             max_new_tokens=size.response_tokens,

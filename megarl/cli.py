@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from megarl.errors import EXIT_USER_ERROR, UserError
-from megarl.monitor.tell import tell
+from megarl.monitor.print_status import print_status
 
 app = typer.Typer(
     name="megarl",
@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> Any:
         app(args=arguments, standalone_mode=True)
     except UserError as error:
         if not error.silent:
-            tell(f"megarl: error: {error}")
+            print_status(f"megarl: error: {error}")
         sys.stderr.flush()
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
 from megarl.megatron.settings import Layout
-from megarl.monitor.tell import tell
+from megarl.monitor.print_status import print_status
 
 MOST_RANKS = 4096
 PR_SET_PDEATHSIG = 1
@@ -177,7 +177,9 @@ class _Ranks:
         killed = {self._processes.index(pid): -code for pid, code in self._codes.items() if code < 0}
         self._end(signal.SIGTERM)
         for rank, ended_by in killed.items():
-            tell(f"megarl: rank {rank} was killed by signal {ended_by} ({signal.Signals(ended_by).name})")
+            print_status(
+                f"megarl: rank {rank} was killed by signal {ended_by} ({signal.Signals(ended_by).name})"
+            )
         codes = set(self._codes.values())
         return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else int(codes != {0})
 

@@ -28,12 +28,12 @@ def _serve(
     """A rank: one job, then its end."""
     faulthandler.dump_traceback_later(limit * 0.7)  # a hanging rank says where it hangs
     os.environ.update(environment)
-    from megarl.megatron.groups import finish
+    from megarl.megatron.groups import destroy_groups
 
     module, name = job
     try:
         result = getattr(importlib.import_module(module), name)(**pickle.loads(given))
-        finish()
+        destroy_groups()
         answer = (True, result)
     except BaseException as error:
         answer = (False, (error.__class__.__name__, str(error), traceback.format_exc()))

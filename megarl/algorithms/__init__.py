@@ -19,7 +19,7 @@ from megarl.algorithms.metrics import (
 )
 from megarl.algorithms.parts import Part, Setting, part
 from megarl.algorithms.ratios import LogRatios
-from megarl.algorithms.recipe import Recipe, Sources, resolve_sources
+from megarl.algorithms.recipe import LogprobAndRouteSource, Recipe, resolve_sources
 from megarl.algorithms.recipes import RECIPES, get_recipe, make_recipe
 from megarl.algorithms.surrogates import TokenLosses, Tokens
 from megarl.algorithms.weights import Totals, active_tokens, local_totals, token_weights
@@ -29,6 +29,7 @@ __all__ = [
     "Correction",
     "KLEstimate",
     "LogRatios",
+    "LogprobAndRouteSource",
     "LossOutput",
     "Metrics",
     "Mismatch",
@@ -37,7 +38,6 @@ __all__ = [
     "Recipe",
     "Rewards",
     "Setting",
-    "Sources",
     "TokenLosses",
     "TokenRewards",
     "Tokens",

@@ -221,7 +221,7 @@ def _without_effect(recipe: Recipe, name: str, value: object, where: str) -> Use
     return UserError(f"{where}{name} = {value!r} has no effect: no part has such a setting")
 
 
-class Sources(NamedTuple):
+class LogprobAndRouteSource(NamedTuple):
     """Which passes a step runs. old_logprobs: current | recompute | engine. routing_replay: off | recorded |
     engine."""
 
@@ -229,7 +229,7 @@ class Sources(NamedTuple):
     routing_replay: str
 
 
-def resolve_sources(recipe: Recipe, *, moe: bool, minibatches: int | None = None) -> Sources:
+def resolve_sources(recipe: Recipe, *, moe: bool, minibatches: int | None = None) -> LogprobAndRouteSource:
     """What the recipe's `auto` comes to for this model and number of mini-batches (None: the recipe's own).
 
     old_logprobs auto: `current` with one mini-batch (the policy that is updated is the one that sampled),
@@ -249,4 +249,4 @@ def resolve_sources(recipe: Recipe, *, moe: bool, minibatches: int | None = None
             "is dense: set routing_replay: off"
         )
     replace(recipe, old_logprobs=old, routing_replay=replay, minibatches=count)
-    return Sources(old, replay)
+    return LogprobAndRouteSource(old, replay)

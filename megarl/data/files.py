@@ -37,7 +37,7 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Counts and the first problem, for a message."""
         counts = ", ".join(f"{n} {what}" for what, n in self.counts.items()) or "no rows"
         return f"{counts}; first: {self.problems[0]}" if self.problems else counts
@@ -184,7 +184,7 @@ def _encoded(
             progress(f"reading {settings.path}", tally.counts["rows"], None)
     tally.counts["train"] = len(kept)
     if not kept:
-        raise UserError(f"{settings.path}: nothing to learn from ({tally.told()}).")
+        raise UserError(f"{settings.path}: nothing to learn from ({tally.summary()}).")
     return kept, tally
 
 

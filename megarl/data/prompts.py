@@ -62,7 +62,7 @@ class PromptData:
         evaluated = (p.verifier for prompts in self.heldout.values() for p in prompts)
         return frozenset(evaluated).union(*(pool.verifiers for pool in self.pools))
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """For people, a line for each source: what became of its rows, and the first of the bad ones."""
         lines = []
         for name, counts in self.counts.items():
@@ -234,7 +234,7 @@ def _open_evaluation(
     prompts = _fitting(questions, rules, tally.counts, "overlong")
     tally.counts["held_out"] = len(prompts)
     if not prompts:
-        raise UserError(f"evaluation {name!r} has no prompt ({tally.told()}).")
+        raise UserError(f"evaluation {name!r} has no prompt ({tally.summary()}).")
     return tuple(prompts)
 
 
@@ -265,7 +265,7 @@ def _open_finite(
     train = _fitting(kept, rules, tally.counts, "overlong")
     tally.counts["train"] = len(train)
     if not train:
-        raise UserError(f"source {name!r} has no prompt to train on ({tally.told()}).")
+        raise UserError(f"source {name!r} has no prompt to train on ({tally.summary()}).")
     # Keys are hashes, so the least ones are a fair sample, and the same one each time.
     chosen = [split[key] for key in sorted(split)][: rules.settings.heldout.count]
     return FinitePool(name, train, source.weight), _fitting(chosen, rules, tally.counts, "overlong_held_out")

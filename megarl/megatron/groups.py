@@ -198,7 +198,7 @@ def _find_groups(platform: Platform) -> Groups:
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
+def report_error_once() -> Iterator[None]:
     """Most of a user's mistakes are met by every rank: the first to raise one tells it, the others are silent."""
     try:
         yield
@@ -215,7 +215,7 @@ def _first_to_say(message: str) -> bool:
     return dist.distributed_c10d._get_default_store().add(key, 1) == 1  # type: ignore[no-any-return]
 
 
-def finish() -> None:
+def destroy_groups() -> None:
     """Leave the world. Safe to call twice."""
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from megarl.algorithms import Recipe, Sources, make_recipe, resolve_sources
+from megarl.algorithms import LogprobAndRouteSource, Recipe, make_recipe, resolve_sources
 from megarl.config.files import check_files
 from megarl.config.schema import Config
 from megarl.data.settings import DataSettings
@@ -57,7 +57,7 @@ class Plan:
     architecture: Architecture
     data: DataSettings
     recipe: Recipe
-    sources: Sources
+    sources: LogprobAndRouteSource
     minibatches: int
     stages: tuple[StagePlan, ...]
 
@@ -159,7 +159,7 @@ def _fit_context(config: Config, max_positions: int) -> DataSettings:
     return config.data.model_copy(update={"max_prompt_tokens": asked or max_positions - budget})
 
 
-def _resolve_algorithm(config: Config, *, moe: bool) -> tuple[Recipe, Sources]:
+def _resolve_algorithm(config: Config, *, moe: bool) -> tuple[Recipe, LogprobAndRouteSource]:
     """The objective and where its old log-probabilities and routes come from. Raises UserError."""
     rl, recipe = config.rl, make_recipe(config.algorithm)
     minibatches = rl.minibatches or recipe.minibatches

@@ -23,8 +23,8 @@ from megarl.megatron.platform import Platform
 from megarl.megatron.policy import Policy
 from megarl.monitor.alarms import AlarmWatch, stop_if_told
 from megarl.monitor.logger import Logger, NullLogger
+from megarl.monitor.print_status import print_status
 from megarl.monitor.progress import progress
-from megarl.monitor.tell import tell
 from megarl.records import StepStats
 from megarl.rewards import Scorer
 from megarl.training.clock import Clock
@@ -69,7 +69,7 @@ class Run:
             self.logger.log(stats)
             alarms = self.watch.check(stats)
             for alarm in alarms:
-                tell(f"alarm: {alarm}")
+                print_status(f"alarm: {alarm}")
             stop_if_told(alarms)
 
         self.groups.on_main(log)

@@ -19,7 +19,7 @@ from megarl.megatron.checkpoint import begin_checkpoint, begin_weights
 from megarl.megatron.groups import Groups
 from megarl.megatron.policy import Policy
 from megarl.megatron.writing import CheckpointFailed, CheckpointWrite
-from megarl.monitor.tell import tell
+from megarl.monitor.print_status import print_status
 from megarl.training.stages.stage import AuxiliaryModels
 from megarl.training.state import (
     CRITIC,
@@ -165,7 +165,7 @@ class Saver:
         if last:
             raise UserError(f"{message}. Make room and start the same command again") from error
         if is_main:
-            tell(f"warning: {message}; the next one is tried in time")
+            print_status(f"warning: {message}; the next one is tried in time")
 
 
 def _make(groups: Groups, folder: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_checkpoint, load_weights
 from megarl.megatron.groups import Groups
-from megarl.monitor.tell import tell
+from megarl.monitor.print_status import print_status
 from megarl.training.resolve import Plan
 from megarl.training.run import Run
 from megarl.training.stages.stage import Stage
@@ -119,7 +119,7 @@ def find_checkpoint(plan: Plan, groups: Groups) -> FoundCheckpoint | None:
             _refuse_other_start(plan, state, path)
             return FoundCheckpoint(path, state)
         if groups.is_main:
-            tell(f"warning: {path} is damaged ({problem}); using the checkpoint before it")
+            print_status(f"warning: {path} is damaged ({problem}); using the checkpoint before it")
     return None
 
 
@@ -147,7 +147,7 @@ def load_found(run: Run, stage: Stage, found: FoundCheckpoint) -> None:
     run.watch.restore(state.alarms)
     run.clock.total.update(state.seconds)
     if run.groups.is_main:
-        tell(f"Resuming from {path}")
+        print_status(f"Resuming from {path}")
 
 
 def _candidates(plan: Plan, groups: Groups) -> list[Path]:

@@ -9,14 +9,14 @@ from functools import partial
 
 from megarl.config.load import to_yaml
 from megarl.config.schema import Config
-from megarl.megatron.groups import finish, told_once
+from megarl.megatron.groups import destroy_groups, report_error_once
 from megarl.monitor.alarms import AlarmStop
 from megarl.monitor.files import write_atomic
 from megarl.monitor.jsonl import read_metrics
 from megarl.monitor.logger import METRICS_FILE, open_logger
+from megarl.monitor.print_status import print_status
 from megarl.monitor.progress import progress
 from megarl.monitor.report import RunSummary, print_summary
-from megarl.monitor.tell import tell
 from megarl.training.describe import describe_plan
 from megarl.training.engines import sync_weights
 from megarl.training.export import export_hf
@@ -36,7 +36,7 @@ from megarl.weights.exchange import iter_hf_tensors
 
 def train(config: Config) -> None:
     """Run it on this rank; all ranks call it. Raises UserError for what the user can mend."""
-    with told_once():
+    with report_error_once():
         run = open_run(resolve(config, int(os.environ.get("WORLD_SIZE", 1))))
         saver = Saver(run.policy, checkpoints_folder(run.plan.folder), run.plan.config.checkpoint)
         try:
@@ -47,14 +47,14 @@ def train(config: Config) -> None:
         finally:
             saver.close()
             run.close()
-    finish()
+    destroy_groups()
 
 
 def run_stages(run: Run, saver: Saver) -> None:
     """Go through the stages that are left, from the newest good checkpoint or the start, then export. Collective."""
     plan, config = run.plan, run.plan.config
     if run.groups.is_main:
-        tell(_describe(run))
+        print_status(_describe(run))
     found = find_checkpoint(plan, run.groups) if config.checkpoint.resume else None
     state = found.state if found else RunState.at_start(plan)
     opened = False
@@ -125,7 +125,7 @@ def _begin_stage(run: Run, stage: Stage, plan: StagePlan, state: RunState, saver
     run.clock.take_step()
     if run.groups.is_main:
         shown = ", ".join(f"{name.removeprefix('eval/')} {value:.3g}" for name, value in before.items())
-        tell(f"Before {stage.title}: {shown}")
+        print_status(f"Before {stage.title}: {shown}")
     score = before.get("eval/accuracy")
     state = replace(state.with_parts_of(run, stage), before=before, after=before, score=score)
     with run.clock.phase("checkpoint"):
@@ -143,8 +143,8 @@ def _describe(run: Run) -> str:
     return describe_plan(
         run.plan,
         platform=run.policy.platform.kind,
-        data=run.prompts.told(),
-        demonstrations=f" from {learned.settings.path} ({learned.tally.told()})" if learned else "",
+        data=run.prompts.summary(),
+        demonstrations=f" from {learned.settings.path} ({learned.tally.summary()})" if learned else "",
     )
 
 

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from megarl.algorithms import Recipe, Sources, add_token_weights, advantage_metrics, assign_advantages
+from megarl.algorithms import (
+    LogprobAndRouteSource,
+    Recipe,
+    add_token_weights,
+    advantage_metrics,
+    assign_advantages,
+)
 from megarl.megatron.policy import Policy
 from megarl.records import Batch
 from megarl.routing.agreement import routing_metrics
@@ -29,7 +35,7 @@ class PolicyUpdate:
         self,
         policy: Policy,
         recipe: Recipe,
-        sources: Sources,
+        sources: LogprobAndRouteSource,
         models: AuxiliaryModels,
         *,
         temperature: float,

@@ -15,7 +15,7 @@ import torch
 
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_weights, save_weights
-from megarl.megatron.groups import Groups, initialize, told_once
+from megarl.megatron.groups import Groups, initialize, report_error_once
 from megarl.megatron.model import build_model, check_fits
 from megarl.megatron.platform import DTYPES, Platform
 from megarl.megatron.settings import Layout, ModelSettings
@@ -60,7 +60,7 @@ def check(source: Path, target: Path, config_folder: Path | None, layout: Layout
     return folder
 
 
-@told_once()
+@report_error_once()
 def convert(source: Path, target: Path, *, layout: Layout, config_folder: Path | None, dtype: str) -> str:
     """Write `target` from `source`, in the other format. Collective. Returns one line that says what was done.
 

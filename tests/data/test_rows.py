@@ -342,7 +342,7 @@ def test_files_and_tasks_mix_into_one_stream_with_every_row_counted(tokenizer, t
     assert (count["malformed"], count["duplicate"]) == (1, 2)
     assert count["malformed"] + count["duplicate"] + count["held_out"] + count["train"] == 203
     assert made.problems["sums"] == (f"{path}, row 203: the answer has no '####' before its final number",)
-    told = made.told()
+    told = made.summary()
     assert told[0].startswith("sums: 203 rows, 1 malformed, 2 duplicate")
     assert told[1] == f"  {path}, row 203: the answer has no '####' before its final number"
     assert told[2] == "chain_sum: endless; 10 held_out"

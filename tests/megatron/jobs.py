@@ -17,7 +17,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 
-from megarl.algorithms import Sources, get_recipe
+from megarl.algorithms import LogprobAndRouteSource, get_recipe
 from megarl.data.packing import make_micro_batches
 from megarl.megatron.critic import Critic
 from megarl.megatron.groups import Groups, initialize
@@ -130,7 +130,7 @@ def layout_job(
 
     def update(policy: Policy, algorithm: str) -> dict[str, float]:
         recipe = get_recipe(algorithm, clip_low=0.05, clip_high=0.05, kl="none")
-        sources = Sources("engine", "off")
+        sources = LogprobAndRouteSource("engine", "off")
         update = PolicyUpdate(policy, recipe, sources, AuxiliaryModels(), temperature=0.8, max_new_tokens=64)
         batches = make_minibatches(mine, 1, policy, token_budget=BUDGET, seed=0, step=0)
         return update.learn(update.score(batches))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from megarl.training.overlong import settle_overlong
+from megarl.training.rl import fill
 
 from megarl.records import Group, Prompt, Sample, WeightSpan
 from megarl.rewards import RewardSettings, raw_reward
 from megarl.rollout.sampling import rollout_counts
-from megarl.training.overlong import settle_overlong
-from megarl.training.rl import fill
 
 PROMPT = Prompt("p/0", np.array([1]), "q", "math", {})
 BUDGET = 20

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from megarl.monitor.tell import tell
+from megarl.monitor.print_status import print_status
 
 
 def test_a_line_is_written_whole_and_as_it_is(
@@ -12,7 +11,7 @@ def test_a_line_is_written_whole_and_as_it_is(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     line = "warning: /a/folder with [brackets]/step_000002: it could not be written (File too large)"
-    tell(line)
+    print_status(line)
     captured = capsys.readouterr()
     assert captured.err == f"{line}\n"
     assert captured.out == ""
