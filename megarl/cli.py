@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from megarl.errors import EXIT_USER_ERROR, UserError
-from megarl.monitor.print_status import print_status
+from megarl.monitor.status import print_status
 
 app = typer.Typer(
     name="megarl",

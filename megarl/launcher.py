@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
 from megarl.megatron.settings import Layout
-from megarl.monitor.print_status import print_status
+from megarl.monitor.status import print_status
 
 MOST_RANKS = 4096
 PR_SET_PDEATHSIG = 1

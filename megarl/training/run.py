@@ -23,8 +23,8 @@ from megarl.megatron.platform import Platform
 from megarl.megatron.policy import Policy
 from megarl.monitor.alarms import AlarmWatch, stop_if_told
 from megarl.monitor.logger import Logger, NullLogger
-from megarl.monitor.print_status import print_status
 from megarl.monitor.progress import progress
+from megarl.monitor.status import print_status
 from megarl.records import StepStats
 from megarl.rewards import Scorer
 from megarl.training.clock import Clock

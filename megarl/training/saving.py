@@ -19,7 +19,7 @@ from megarl.megatron.checkpoint import begin_checkpoint, begin_weights
 from megarl.megatron.groups import Groups
 from megarl.megatron.policy import Policy
 from megarl.megatron.writing import CheckpointFailed, CheckpointWrite
-from megarl.monitor.print_status import print_status
+from megarl.monitor.status import print_status
 from megarl.training.stages.stage import AuxiliaryModels
 from megarl.training.state import (
     CRITIC,

@@ -17,7 +17,7 @@ from typing import Any
 from megarl.errors import UserError
 from megarl.megatron.checkpoint import load_checkpoint, load_weights
 from megarl.megatron.groups import Groups
-from megarl.monitor.print_status import print_status
+from megarl.monitor.status import print_status
 from megarl.training.resolve import Plan
 from megarl.training.run import Run
 from megarl.training.stages.stage import Stage

@@ -14,9 +14,9 @@ from megarl.monitor.alarms import AlarmStop
 from megarl.monitor.files import write_atomic
 from megarl.monitor.jsonl import read_metrics
 from megarl.monitor.logger import METRICS_FILE, open_logger
-from megarl.monitor.print_status import print_status
 from megarl.monitor.progress import progress
 from megarl.monitor.report import RunSummary, print_summary
+from megarl.monitor.status import print_status
 from megarl.training.describe import describe_plan
 from megarl.training.engines import sync_weights
 from megarl.training.export import export_hf

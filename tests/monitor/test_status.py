@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from megarl.monitor.print_status import print_status
+
+from megarl.monitor.status import print_status
 
 
 def test_a_line_is_written_whole_and_as_it_is(

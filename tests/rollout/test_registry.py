@@ -19,7 +19,7 @@ OWN = "tests.rollout.scripted:ScriptedSettings"
 def config_with(engine: dict[str, Any]) -> Config:
     return make_config(
         {
-            "model": {"make": {"model_type": "qwen3_moe"}, "tokenizer": "tiny"},
+            "model": {"path": "policy"},
             "data": {"sources": [{"kind": "reasoning_gym", "task": "chain_sum"}]},
             "engine": engine,
         }
