@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 from megarl.errors import UserError, did_you_mean
@@ -27,13 +28,21 @@ FAMILIES: tuple[Family, ...] = (
     LLAMA,
 )
 
+ENTRY_POINTS = "megarl.families"
+
 __all__ = ["FAMILIES", "Entry", "Family", "family_of"]
 
 
 def family_of(config: Mapping[str, Any], *, source: str = "config.json") -> Family:
-    """Return the family of an HF config. Raises UserError that names the architecture and lists the known ones."""
+    """Return the family of an HF config: one of megarl's, or of a package that declares its own.
+
+    An installed package declares a family of its own by an entry point of the group `megarl.families` that names a
+    `Family`. Raises UserError that names the architecture and lists the known ones.
+    """
     names = config.get("architectures") or []
-    known = {name: family for family in FAMILIES for name in family.architectures}
+    known = _by_architecture(FAMILIES)
+    if not known.keys() & set(names):
+        known |= _by_architecture(point.load() for point in entry_points(group=ENTRY_POINTS))
     for name in names:
         if name in known:
             return known[name]
@@ -42,3 +51,7 @@ def family_of(config: Mapping[str, Any], *, source: str = "config.json") -> Fami
         f"{source}: architecture {asked} is not supported.{did_you_mean(str(asked), known)} "
         f"Supported: {', '.join(sorted(known))}"
     )
+
+
+def _by_architecture(families: Iterable[Family]) -> dict[str, Family]:
+    return {name: family for family in families for name in family.architectures}
