@@ -7,24 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MEGARL = Path(__file__).parents[1] / "megarl"
-ROOMS = [
-    "errors",
-    "settings",
-    "seeds",
-    "records",
-    "algorithms",
-    "data",
-    "routing",
-    "rewards",
-    "monitor",
-    "megatron",
-    "weights",
-    "rollout",
-    "config",
-    "training",
-    "launcher",
-    "cli",
-]
+ROOMS = (
+    *("errors", "settings", "seeds", "records", "algorithms", "data", "routing", "rewards", "monitor"),
+    *("megatron", "weights", "rollout", "config", "training", "launcher", "cli"),
+)
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
