@@ -77,7 +77,9 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
 
 @app.command()
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="A recipe, or a part by name or import path; without it, all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe, or a part by name or import path; without it, all.")
+    ] = None,
 ) -> None:
     """Show the objectives: formula, source and every default."""
     from megarl.algorithms import render_algorithms
