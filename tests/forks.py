@@ -20,7 +20,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # left by what ran alone in this process
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -70,14 +69,15 @@ class Fork:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, ...]:
-        """What it has written, at its end. Raises subprocess.TimeoutExpired."""
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it has written as output and as errors, at its end. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("megarl", timeout or 0)
         for reader in self._readers:
             reader.join(timeout)
-        return tuple(b"".join(parts).decode(errors="replace") for parts in self._read)
+        output, errors = (b"".join(parts).decode(errors="replace") for parts in (*self._read, [])[:2])
+        return output, errors
 
     def end(self) -> None:
         """Kill it and what it started."""
@@ -89,15 +89,57 @@ def _read(output: Connection, into: list[bytes]) -> None:
         into.append(part)
 
 
-def start_megarl(*words: str, folder: Path, environment: Mapping[str, str], together: bool = False) -> Fork:
-    """`megarl WORDS` in a session of its own. together: its errors go where its output goes."""
+def start(
+    function: Callable[..., Any],
+    *arguments: Any,
+    folder: Path,
+    environment: Mapping[str, str],
+    together: bool = False,
+) -> Fork:
+    """This function, in what is like a new process: a folder, an environment and a session of its own.
+
+    together: its errors go where its output goes.
+    """
     outputs = [pipe()] if together else [pipe(), pipe()]
     written = [write for _, write in outputs]
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    process = fork(_megarl, words, folder, dict(environment), limit, *written)
+    process = fork(_become_new, function, arguments, folder, dict(environment), *written)
     for write in written:
         write.close()
     return Fork(process, *(read for read, _ in outputs))
+
+
+def _become_new(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    folder: Path,
+    environment: dict[str, str],
+    *outputs: Connection,
+) -> None:
+    """What a new process inherits is given by hand."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream, output in zip((1, 2), (outputs[0], outputs[-1]), strict=True):
+        os.dup2(output.fileno(), stream)
+    for output in outputs:
+        output.close()
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - until the end
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)  # noqa: SIM115
+    function(*arguments)
+
+
+def start_megarl(*words: str, folder: Path, environment: Mapping[str, str], together: bool = False) -> Fork:
+    """`megarl WORDS`."""
+    file_size = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return start(_megarl, words, file_size, folder=folder, environment=environment, together=together)
+
+
+def _megarl(words: tuple[str, ...], file_size: tuple[int, int]) -> None:
+    from megarl.cli import main
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, file_size)
+    main(list(words))
 
 
 @dataclass
@@ -109,8 +151,12 @@ class Finished:
 
 def run_megarl(*words: str, timeout: float = 300, **variables: str) -> Finished:
     """`megarl WORDS` in this folder, to its end. variables: added to this environment."""
-    kept = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS}
-    process = start_megarl(*words, folder=Path.cwd(), environment=kept | variables)
+    environment = environment_of_a_command() | variables
+    return finish(start_megarl(*words, folder=Path.cwd(), environment=environment), timeout)
+
+
+def finish(process: Fork, timeout: float = 300) -> Finished:
+    """Wait for its end. Raises subprocess.TimeoutExpired, after killing it."""
     try:
         stdout, stderr = process.communicate(timeout)
     except subprocess.TimeoutExpired:
@@ -120,25 +166,7 @@ def run_megarl(*words: str, timeout: float = 300, **variables: str) -> Finished:
     return Finished(process.returncode, stdout, stderr)
 
 
-def _megarl(
-    words: tuple[str, ...],
-    folder: Path,
-    environment: dict[str, str],
-    file_size: tuple[int, int],
-    *outputs: Connection,
-) -> None:
-    """Become the command: what a new process inherits is given by hand."""
-    os.setsid()
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    resource.setrlimit(resource.RLIMIT_FSIZE, file_size)
-    for stream, output in zip((1, 2), (outputs[0], outputs[-1]), strict=True):
-        os.dup2(output.fileno(), stream)
-    for output in outputs:
-        output.close()
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - until the end
-    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace", buffering=1)  # noqa: SIM115
-    from megarl.cli import main
-
-    main(list(words))
+def environment_of_a_command() -> dict[str, str]:
+    """This process's, without the rendezvous that what ran alone in it has left."""
+    left = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in os.environ.items() if name not in left}

@@ -11,6 +11,8 @@ import megarl
 
 LAZY = (  # imported by megarl in the midst of a run; none of them starts a thread
     "pytest",
+    "tests.forks",
+    "tests.ranks",
     "reasoning_gym",
     "torch._dynamo",
     "transformers.generation.utils",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import RENDEZVOUS, ROOT, Fork, start_megarl
+from tests.forks import ROOT, Fork, environment_of_a_command, start_megarl
 
 TINY = """
 defaults: [{root}/configs/quickstart.yaml]
@@ -46,8 +46,12 @@ class Command:
         self.config.write_text(TINY.format(root=ROOT))
 
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in RENDEZVOUS}
-        return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        return {
+            **environment_of_a_command(),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+        }
 
     def start(self, *words: str, program: Sequence[str] = ()) -> subprocess.Popen[str] | Fork:
         """The command in a fork of a process that has imported everything; or this program, as a new process."""

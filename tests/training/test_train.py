@@ -178,7 +178,7 @@ def test_a_run_that_is_told_to_end_ends_quietly_with_all_its_ranks(
     file = command.folder / "runs" / number.name / "metrics.jsonl"
     wait_until(file.exists, 200, "the first step")
     os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == 128 + number
     assert "Traceback" not in output
     wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
