@@ -1,29 +1,28 @@
 """The host of verifiers that ask another computer: an event loop in a thread of its own, one instance a part.
 
-The loop is anyio's blocking portal, so neither connections nor retries depend on the caller's event loop.
+It is not anyio's blocking portal, because that one makes the caller's event loop wait for this one's at each job.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
 from typing import Any
-
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from megarl.rewards.contract import GroundTruth, Response, Score, to_score, unscored
 from megarl.rewards.verifiers import Verifier
 
 
 class ServiceHost:
-    """Runs `service` verifiers. The thread starts with the first job; `close` ends it."""
+    """Runs `service` verifiers in its own thread, so that neither their connections nor their retries depend
+    on the caller's event loop. The thread starts with the first job."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._portal: BlockingPortal | None = None
-        self._thread = ExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._instances: dict[str, Any] = {}
 
     def submit(
@@ -35,20 +34,31 @@ class ServiceHost:
         ground_truth: GroundTruth,
     ) -> Future[Score]:
         """Score one response by the instance called `name`, which is made at its first use with `options`."""
-        with self._lock:
-            if self._portal is None:
-                self._portal = self._thread.enter_context(start_blocking_portal(name="scoring-services"))
-            portal = self._portal
-        return portal.start_task_soon(self._score, name, verifier, options, response, ground_truth)
+        return asyncio.run_coroutine_threadsafe(
+            self._score(name, verifier, options, response, ground_truth), self._running_loop()
+        )
 
     def close(self) -> None:
-        """Close every instance, cancel what is under way, join the thread. Idempotent."""
+        """Close every instance, stop the loop, join the thread. Idempotent."""
         with self._lock:
-            portal, self._portal = self._portal, None
-        if portal is not None:
-            portal.call(self._close_instances)
-            portal.call(portal.stop, True)
-            self._thread.close()
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._close_instances(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="scoring-services", daemon=True
+                )
+                self._thread.start()
+            return self._loop
 
     async def _score(
         self,
@@ -66,6 +76,9 @@ class ServiceHost:
             return unscored(error)
 
     async def _close_instances(self) -> None:
+        for task in asyncio.all_tasks():
+            if task is not asyncio.current_task():
+                task.cancel()
         for instance in self._instances.values():
             await instance.aclose()
         self._instances.clear()
