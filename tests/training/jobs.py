@@ -34,6 +34,7 @@ from megarl.training.state import (
     RunState,
     checkpoints_folder,
     find_checkpoint,
+    fingerprint,
     finished_checkpoints,
     load_found,
 )
@@ -320,3 +321,19 @@ def other_routes_job(folder: Path, algorithm: str) -> dict[str, float]:
     metrics = stage.update.learn(stage.update.score(batches)) | audit(batches[0], run.policy, 1.0)
     run.close()
     return metrics
+
+
+def other_format_job(folder: Path) -> str:
+    """What is told of a checkpoint whose state was written by another version."""
+    run = open_tiny(folder, "parallel.expert=1")
+    path = checkpoints_folder(run.plan.folder) / "step_000001"
+    path.mkdir(parents=True)
+    (path / "state.json").write_text(json.dumps({"stage": "rl", "step": 1}))
+    (path / "manifest.json").write_text(json.dumps({"state.json": fingerprint(path / "state.json")}))
+    try:
+        find_checkpoint(run.plan, run.groups)
+        return "nothing"
+    except UserError as error:
+        return str(error)
+    finally:
+        run.close()

@@ -15,6 +15,7 @@ from tests.training.jobs import (
     extras_job,
     failing_disk_job,
     killed_job,
+    other_format_job,
     resume_job,
     same,
 )
@@ -127,3 +128,8 @@ def test_a_cold_start_goes_on_with_the_demonstrations_it_began_with_or_not_at_al
     ]
     assert told[:2] == ["begun", "resumed at 2"]
     assert "step_000002: its cold start learned from other demonstrations (1 conversations" in told[2]
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name(ranks: RankPool, tmp_path: Path) -> None:
+    told = ranks.run(1, other_format_job, folder=tmp_path)[0]
+    assert "step_000001: saved by another version of megarl" in told
