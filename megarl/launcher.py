@@ -105,6 +105,7 @@ def start_ranks(
             pid = os.fork()
             if pid == 0:
                 os.setsid()
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of the background
                 die_with_parent(this_process)
                 os.environ.update(_variables(rank, ranks, host, port, threads))
                 if not fork:
@@ -165,7 +166,7 @@ class _Ranks:
     def wait(self) -> int:
         """Wait for the end of all ranks, which one rank's failure or a signal brings about; returns the exit code."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
                 signal.signal(number, lambda number, _: self._signals.append(number))
         while self._running() and not self._signals and not any(self._codes.values()):
             time.sleep(0.1)
