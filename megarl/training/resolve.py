@@ -78,8 +78,6 @@ def resolve(config: Config, world_size: int) -> Plan:
     algorithm, engine.
     """
     layout = config.parallel
-    if problem := layout.problem(world_size):
-        raise UserError(f"parallel: {problem}; change parallel.* or the number of ranks")
     _check_shares(config, world_size // layout.replica_ranks())
     open_watch(config)
     check_files(config)
@@ -87,6 +85,8 @@ def resolve(config: Config, world_size: int) -> Plan:
     hf_config = read_config(start)
     architecture = family_of(hf_config, source=str(start / "config.json")).architecture(hf_config)
     check_fits(architecture, layout, config.model.transformer)
+    if problem := layout.problem(world_size):
+        raise UserError(f"parallel: {problem}; change parallel.* or the number of ranks")
     if config.platform != "cuda" or torch.cuda.is_available():  # else this machine is not the one it is for
         platform = Platform.detect(config.platform)
         transformer_config(architecture, layout, platform, config.model)
