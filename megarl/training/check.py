@@ -18,7 +18,7 @@ def check_run(config: Config, ranks: int) -> str:
     tokenizer = open_tokenizer(config)
     tokenizer.check_embedding(plan.architecture.vocab_size)
     prompts = open_prompts(plan.data, tokenizer)
-    open_demonstrations(config, tokenizer, plan.architecture.max_positions)
+    open_demonstrations(plan.stages, tokenizer, plan.architecture.max_positions)
     with closing(Scorer(config.rewards)) as scorer:
         scorer.check(prompts.verifiers)
     return f"{plan.recipe.name} on {ranks} ranks, old log-probabilities: {plan.sources.old_logprobs}."

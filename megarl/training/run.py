@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -30,7 +30,8 @@ from megarl.rewards import Scorer
 from megarl.training.clock import Clock
 from megarl.training.engines import EngineHandle, connect_engine, engine_context
 from megarl.training.evaluation import Evaluation
-from megarl.training.resolve import Plan, open_watch
+from megarl.training.resolve import Plan, StagePlan, open_watch
+from megarl.training.stages.settings import SftSettings
 from megarl.weights.checkpoint_files import CheckpointReader
 from megarl.weights.exchange import load
 from megarl.weights.mapping import NameMap
@@ -82,24 +83,32 @@ class Run:
             self.lock.close()
 
 
-def open_run(plan: Plan) -> Run:
-    """Open a run on this rank. Collective. Raises UserError, on every rank, before anything costly."""
-    config, folder = plan.config, plan.folder
-    platform = Platform.detect(config.platform)
+def join_ranks(plan: Plan) -> tuple[Groups, IO[str] | None]:
+    """Join the other ranks, and lock the run folder on the main rank. Collective. Raises UserError, on every rank."""
+    config = plan.config
     groups = process_groups.initialize(
-        plan.layout, platform, seed=config.seed, timeout_seconds=int(config.launch.timeout_minutes * 60)
+        plan.layout,
+        Platform.detect(config.platform),
+        seed=config.seed,
+        timeout_seconds=int(config.launch.timeout_minutes * 60),
     )
     torch.manual_seed(config.seed)
-    clock = Clock()
+    return groups, groups.on_main(lambda: lock_folder(plan.folder))
+
+
+def open_run(plan: Plan, groups: Groups, lock: IO[str] | None, left: Sequence[StagePlan]) -> Run:
+    """Open a run on this rank. left: its stages that are not over, whose data are opened. Collective. Raises
+    UserError, on every rank, before anything costly."""
+    config, folder = plan.config, plan.folder
+    platform, clock = Platform.detect(config.platform), Clock()
     with clock.phase("set-up"):
-        lock = groups.on_main(lambda: lock_folder(folder))
         with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
             tokenizer = open_tokenizer(config)
         start = Path(str(config.model.path))
         tokenizer.check_embedding(plan.architecture.vocab_size)
         with progress("Opening the data", enabled=groups.is_main, announce=True):
             prompts = open_prompts(plan.data, tokenizer)
-            demonstrations = open_demonstrations(config, tokenizer, plan.architecture.max_positions)
+            demonstrations = open_demonstrations(left, tokenizer, plan.architecture.max_positions)
         scorer = Scorer(config.rewards)
         scorer.check(prompts.verifiers)
         with progress("Building the model", enabled=groups.is_main, announce=True):
@@ -176,9 +185,10 @@ def open_tokenizer(config: Config) -> ChatTokenizer:
 
 
 def open_demonstrations(
-    config: Config, tokenizer: ChatTokenizer, max_positions: int
+    stages: Sequence[StagePlan], tokenizer: ChatTokenizer, max_positions: int
 ) -> Demonstrations | None:
-    """Open what the cold start learns from; None without one."""
-    if config.sft.demonstrations is None or not config.sft.steps:
-        return None
-    return Demonstrations(config.sft.demonstrations, tokenizer, max_tokens=max_positions)
+    """Open what the cold start learns from; None where these stages have none."""
+    for stage in stages:
+        if isinstance(stage.settings, SftSettings) and stage.settings.demonstrations is not None:
+            return Demonstrations(stage.settings.demonstrations, tokenizer, max_tokens=max_positions)
+    return None

@@ -21,7 +21,7 @@ from megarl.training.describe import describe_plan
 from megarl.training.engines import sync_weights
 from megarl.training.export import export_hf
 from megarl.training.resolve import StagePlan, resolve
-from megarl.training.run import Run, open_run
+from megarl.training.run import Run, join_ranks, open_run
 from megarl.training.saving import Saver
 from megarl.training.stages.stage import Stage
 from megarl.training.state import (
@@ -37,10 +37,14 @@ from megarl.weights.exchange import iter_hf_tensors
 def train(config: Config) -> None:
     """Run it on this rank; all ranks call it. Raises UserError for what the user can mend."""
     with report_error_once():
-        run = open_run(resolve(config, int(os.environ.get("WORLD_SIZE", 1))))
+        plan = resolve(config, int(os.environ.get("WORLD_SIZE", 1)))
+        groups, lock = join_ranks(plan)
+        found = find_checkpoint(plan, groups) if config.checkpoint.resume else None
+        state = found.state if found else RunState.at_start(plan)
+        run = open_run(plan, groups, lock, plan.stages_from(state.stage))
         saver = Saver(run.policy, checkpoints_folder(run.plan.folder), run.plan.config.checkpoint)
         try:
-            run_stages(run, saver)
+            run_stages(run, state, found, saver)
         except AlarmStop:  # every rank raises it at the same step
             saver.finish()
             raise
@@ -50,13 +54,11 @@ def train(config: Config) -> None:
     destroy_groups()
 
 
-def run_stages(run: Run, saver: Saver) -> None:
-    """Go through the stages that are left, from the newest good checkpoint or the start, then export. Collective."""
+def run_stages(run: Run, state: RunState, found: FoundCheckpoint | None, saver: Saver) -> None:
+    """Go through the stages that are left, from the checkpoint found or the start, then export. Collective."""
     plan, config = run.plan, run.plan.config
     if run.groups.is_main:
         print_status(_describe(run))
-    found = find_checkpoint(plan, run.groups) if config.checkpoint.resume else None
-    state = found.state if found else RunState.at_start(plan)
     opened = False
     for stage_plan in plan.stages_from(state.stage):
         stage = stage_plan.settings.open(run, stage_plan)

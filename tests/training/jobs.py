@@ -25,7 +25,7 @@ from megarl.routing.store import RouteStore
 from megarl.routing.trace import RoutingError
 from megarl.training.minibatches import make_minibatches
 from megarl.training.resolve import resolve
-from megarl.training.run import Run, open_run
+from megarl.training.run import Run, join_ranks, open_run
 from megarl.training.saving import Saver
 from megarl.training.scoring import audit, with_engine_routes
 from megarl.training.stages.rl import RlStage
@@ -49,7 +49,8 @@ def open_tiny(folder: Path, *words: str) -> Run:
     made = (above / "quickstart" / "quickstart.yaml" for above in folder.parents)
     file.write_text(TINY.format(quickstart=next(path for path in made if path.is_file())))
     config = load_config(file, [f"folder={folder}/run", *words])
-    return open_run(resolve(config, int(os.environ["WORLD_SIZE"])))
+    plan = resolve(config, int(os.environ["WORLD_SIZE"]))
+    return open_run(plan, *join_ranks(plan), plan.stages)
 
 
 def opened(run: Run, name: str) -> Stage:

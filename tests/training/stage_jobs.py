@@ -11,7 +11,7 @@ from megarl.training.run import Run
 from megarl.training.sources.demonstrations import DemonstrationBatches
 from megarl.training.stages.settings import StageSettings
 from megarl.training.stages.sft import SftStage
-from megarl.training.state import find_checkpoint
+from megarl.training.state import RunState, find_checkpoint
 from megarl.training.train import run_stages
 from tests.training.jobs import open_tiny, saver_of
 
@@ -49,7 +49,8 @@ def users_stage_job(folder: Path, steps: int) -> dict[str, Any]:
     polish = StagePlan("polish", PolishSettings(steps=steps), first=2)
     run.plan = replace(run.plan, stages=(run.plan.stages[0], polish))
     saver = saver_of(run)
-    run_stages(run, saver)
+    found = find_checkpoint(run.plan, run.groups)
+    run_stages(run, found.state if found else RunState.at_start(run.plan), found, saver)
     saver.close()
     found = find_checkpoint(run.plan, run.groups)
     run.close()

@@ -190,7 +190,7 @@ def test_a_run_that_is_told_to_end_ends_quietly_with_all_its_ranks(
 
 def test_a_run_of_one_rank_outlives_the_shell_that_started_it(command: Command) -> None:
     file = command.folder / "runs" / "alone" / "metrics.jsonl"
-    words = f"'{command.config}' name=alone launch.ranks=1 parallel.expert=1 sft.steps=400 rl.steps=0"
+    words = f"'{command.config}' name=alone launch.ranks=1 parallel.expert=1 sft.steps=60 rl.steps=0"
     shell = f"'{sys.executable}' -m megarl train {words} &\nwhile [ ! -s '{file}' ]; do sleep 0.1; done"
     subprocess.run(
         ["bash", "-c", shell], cwd=command.folder, env=command.environment(), timeout=240, check=True
@@ -371,6 +371,8 @@ def test_demonstrations_from_a_file_a_template_and_the_datas_counts(command: Com
     refused = command.train("from-a-bad-file", *words)
     assert refused.code == 2
     assert f"{demonstrations}, row 1: no column 'response'" in refused.output
+    resumed = command.train("from-file", *words, "rl.steps=2")
+    assert resumed.code == 0, resumed.output  # past the cold start, its demonstrations are not read
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted")
