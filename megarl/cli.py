@@ -39,10 +39,12 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     folder, it goes on from the newest good checkpoint.
     """
     from megarl import launcher
+    from megarl.config.files import check_files
     from megarl.config.load import load_config
 
-    try:
+    try:  # what can be told before torch is imported
         settings = load_config(config, overrides or ())
+        check_files(settings)
     except UserError as error:
         error.silent = not launcher.is_first_rank()
         raise
@@ -62,10 +64,12 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
     Refuses what the run's start would refuse, as far as one process can see it. For a run on several nodes say how
     many ranks there are in all: launch.ranks=32.
     """
+    from megarl.config.files import check_files
     from megarl.config.load import load_config
     from megarl.launcher import ranks_on_this_machine
 
-    settings = load_config(config, overrides or ())  # a mistake in the file is told before torch is imported
+    settings = load_config(config, overrides or ())
+    check_files(settings)  # so far, without torch
     from megarl.training.check import check_run
 
     print(f"{config}: fine. {check_run(settings, ranks_on_this_machine(settings))}")

@@ -95,7 +95,7 @@ def make_samples(count: int, vocabulary: int, seed: int = 0) -> list[Sample]:
     return samples
 
 
-BUDGET = 100  # tokens of a micro-batch
+BUDGET = 160  # tokens of a micro-batch
 
 
 def layout_job(

@@ -21,7 +21,6 @@ import torch
 from megarl.errors import UserError
 from megarl.rollout.engine import EngineError
 from megarl.rollout.sglang.engine import SGLangEngine
-from megarl.rollout.sglang.process import ServerDied
 from megarl.rollout.sglang.settings import SGLangSettings
 from tests.models import tiny_qwen3, tiny_qwen3_moe
 from tests.rollout.engines import ENGINES, EngineEntry, find_sglang, make_sglang
@@ -154,18 +153,11 @@ def test_a_given_server_with_other_settings_is_refused(
         attached(engine, policy, **settings).start()
 
 
-def test_a_server_that_dies_at_start_shows_its_last_log_lines(policy: Path, tmp_path: Path) -> None:
-    engine = make_sglang(policy, tmp_path, args={"no_such_option": True})
-    with pytest.raises(ServerDied, match=r"(?s)sglang\.log.*unrecognized arguments: --no-such-option"):
-        engine.start()
-    assert engine.health() == "the sglang engine is not started"
-    engine.close()
-
-
 def test_an_engine_that_is_not_started_says_so(policy: Path, tmp_path: Path) -> None:
     engine = make_sglang(policy, tmp_path)
     with pytest.raises(EngineError, match="not started"):
         engine.pause()
+    assert engine.health() == "the sglang engine is not started"
     engine.close()
 
 

@@ -280,6 +280,7 @@ def test_a_server_that_dies_at_its_start_has_its_last_words_shown(command: Comma
     result = command.train("mistaken", engine)
     assert result.code == 2, result.output
     assert result.output.count("megarl: error: SGLang server") == 1
+    assert "sglang.log" in result.output
     assert "invalid choice: 'nonsense'" in result.output
     assert "Traceback" not in result.output
     wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
