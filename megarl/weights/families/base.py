@@ -32,14 +32,6 @@ class Entry:
     where: str = "model"
     sglang: str | None = None
 
-    @property
-    def is_expert(self) -> bool:
-        return self.where == "expert"
-
-
-def nothing_ignored(config: Mapping[str, Any]) -> tuple[str, ...]:
-    return ()
-
 
 @dataclass(frozen=True)
 class Family:
@@ -51,7 +43,7 @@ class Family:
     architectures: tuple[str, ...]
     architecture: Callable[[Mapping[str, Any]], Architecture]
     entries: Callable[[Mapping[str, Any], Architecture], tuple[Entry, ...]]
-    ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing_ignored
+    ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda config: ()
     sglang: bool = False
 
 
@@ -86,7 +78,7 @@ def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
     for layer in range(layers):
         for entry in in_layers:
             if wanted[entry.where](layer):
-                experts = range(arch.num_experts) if entry.is_expert else [None]
+                experts = range(arch.num_experts) if entry.where == "expert" else [None]
                 yield from (item(entry, layer, expert) for expert in experts)
     yield from (item(e) for e in entries[first:] if e.where == "model")
 
@@ -353,15 +345,19 @@ def shared_experts(arch: Architecture, hf: str = "mlp.shared_experts") -> list[E
 
 
 def decoder(
-    config: Mapping[str, Any], transformer: Mapping[str, Any], moe_layers: tuple[int, ...], **further: Any
+    config: Mapping[str, Any],
+    transformer: Mapping[str, Any],
+    moe_layers: tuple[int, ...] = (),
+    rope: Rope | None = None,
+    **further: Any,
 ) -> Architecture:
-    """Return the architecture of a decoder whose config names sizes, rotary base and tied embeddings as most do.
-    further: Architecture fields of this family's own."""
+    """Return the architecture of a decoder whose config names sizes and tied embeddings as most do. rope: None = only
+    the default kind is honoured. further: Architecture fields of this family's own."""
     return Architecture(
         transformer=transformer,
         vocab_size=config["vocab_size"],
         max_positions=config["max_position_embeddings"],
-        rotary_base=rope_of(config).theta,
+        rotary_base=(rope or rope_of(config)).theta,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         moe_layers=moe_layers,
         **further,

@@ -6,49 +6,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from megarl.megatron.architecture import Architecture
-from megarl.weights.families.base import (
-    Entry,
-    Family,
-    attention,
-    decoder,
-    decoder_settings,
-    dense_mlp,
-    experts_of,
-    layer,
-    name_map,
-    refuse_unsupported,
-    routed_experts,
-    shared_experts,
-    softmax_router,
-)
+from megarl.weights.families import base
 from megarl.weights.families.qwen3 import sparse_layers
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
-    refuse_unsupported(config)
+    base.refuse_unsupported(config)
     moe_layers = sparse_layers(config)
-    transformer = decoder_settings(config, moe_layers) | {"add_qkv_bias": bool(config.get("qkv_bias", True))}
+    transformer = base.decoder_settings(config, moe_layers) | {
+        "add_qkv_bias": bool(config.get("qkv_bias", True))
+    }
     if moe_layers:
         transformer |= {
-            "num_moe_experts": experts_of(config),
+            "num_moe_experts": base.experts_of(config),
             "moe_ffn_hidden_size": config["moe_intermediate_size"],
             "moe_shared_expert_intermediate_size": config["shared_expert_intermediate_size"],
             "moe_shared_expert_gate": True,
-            **softmax_router(config, normalised=bool(config.get("norm_topk_prob", False))),
+            **base.softmax_router(config, normalised=bool(config.get("norm_topk_prob", False))),
         }
-    return decoder(config, transformer, moe_layers)
+    return base.decoder(config, transformer, moe_layers)
 
 
-def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[Entry, ...]:
-    gate = layer("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight", where="moe")
-    return name_map(
+def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, ...]:
+    gate = base.layer("mlp.shared_experts.gate_weight", "mlp.shared_expert_gate.weight", where="moe")
+    return base.name_map(
         arch,
-        attention(arch, bias=arch.transformer["add_qkv_bias"]),
-        dense_mlp(),
-        routed_experts(),
-        shared_experts(arch, "mlp.shared_expert"),
+        base.attention(arch, bias=arch.transformer["add_qkv_bias"]),
+        base.dense_mlp(),
+        base.routed_experts(),
+        base.shared_experts(arch, "mlp.shared_expert"),
         [gate] if arch.moe_layers else [],
     )
 
 
-QWEN2 = Family("qwen2", ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"), architecture, entries, sglang=True)
+QWEN2 = base.Family("qwen2", ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"), architecture, entries, sglang=True)
