@@ -12,7 +12,7 @@ import httpx
 
 from megarl.errors import UserError
 from megarl.rollout.engine import EngineError
-from megarl.rollout.sglang.layout import digest_key
+from megarl.rollout.sglang.layout import FusedLayout
 from megarl.rollout.sglang.process import ServerProcess
 
 CONTROL_TIMEOUT = 600.0  # a weight bucket may take long; a dead server is noticed by its closed connection
@@ -74,11 +74,11 @@ class Server:
         response.raise_for_status()
         return response.json()
 
-    def digests(self, tp_size: int) -> dict[str, str]:
+    def digests(self, layout: FusedLayout) -> dict[str, str]:
         """Return the hash of every parameter, computed now from the memory that samples."""
         answer = self.post("/weights_checker", {"action": "checksum"})
         return {
-            digest_key(name, rank["parallelism_info"][0]["tp_rank"], tp_size): digest
+            layout.key(name, rank["parallelism_info"][0]["tp_rank"]): digest
             for rank in answer["ranks"]
             for name, digest in rank["checksums"].items()
         }

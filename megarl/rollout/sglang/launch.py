@@ -7,7 +7,6 @@ from pathlib import Path
 
 from megarl.rollout.declaration import EngineContext
 from megarl.rollout.sglang.settings import SGLangSettings
-from megarl.rollout.sglang.wire import PauseMode
 
 # SGLang keeps back up to 7 tokens of its context length; it is told more so that all of ours can be used.
 SPARE_CONTEXT = 8
@@ -23,9 +22,7 @@ def log_file(folder: Path, number: int) -> Path:
     return folder / (f"sglang.{number}.log" if number else "sglang.log")
 
 
-def server_command(
-    settings: SGLangSettings, context: EngineContext, number: int, pause_mode: PauseMode
-) -> list[str]:
+def server_command(settings: SGLangSettings, context: EngineContext, number: int) -> list[str]:
     """Return the command line that starts server `number`, without host and port.
 
     Raises UserError if SGLang's environment is missing.
@@ -53,8 +50,6 @@ def server_command(
     flags = ["--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle"]
     if context.architecture.moe_layers:
         flags.append("--enable-return-routed-experts")
-    if pause_mode == "in_place":
-        flags.append("--disable-radix-cache")  # prefixes of old weights would be found in it
     for name, value in settings.args.items():
         flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     module = "sglang_cpu" if context.device == "cpu" else "sglang.launch_server"

@@ -95,11 +95,9 @@ class SGLangSettings(EngineSettings):
 
     def find_python(self) -> Path:
         """Return the interpreter of SGLang's environment. Raises UserError that says how to build one."""
-        project = Path(__file__).resolve().parents[3]
-        candidates = [Path(self.python)] if self.python else []
-        candidates = candidates or [
-            folder / ".venv-sglang" / "bin" / "python" for folder in (Path.cwd(), project)
-        ]
+        folders = (Path.cwd(), Path(__file__).resolve().parents[3])
+        usual = [folder / ".venv-sglang" / "bin" / "python" for folder in folders]
+        candidates = [Path(self.python)] if self.python else usual
         for path in candidates:
             if os.access(path, os.X_OK):
                 return path

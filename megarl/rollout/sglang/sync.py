@@ -16,12 +16,13 @@ from megarl.rollout.sglang.layout import FusedDigests, FusedLayout
 from megarl.rollout.sglang.parallel import at_once
 from megarl.rollout.sglang.transports import Bucket, Transport, make_buckets
 
+BUCKET_BYTES = 128 << 20  # of weights, sent at once
+
 
 class WeightSync:
-    """The weights that the servers hold.
+    """The weights that the servers hold, of which a copy stays in host memory for a server that is started again.
 
-    dtype: the servers'; weights are cast to it before they are hashed and sent. bucket_bytes: sent at once.
-    keep: hold the last weights in host memory. flush: forget cached keys and values after a load.
+    dtype: the servers'; weights are cast to it before they are hashed and sent. device: where the servers compute.
     """
 
     def __init__(
@@ -31,17 +32,11 @@ class WeightSync:
         *,
         dtype: torch.dtype,
         device: Literal["cpu", "cuda"],
-        bucket_bytes: int,
-        keep: bool,
-        flush: bool,
     ) -> None:
         self._transport = transport
         self._layout = layout
         self._dtype = dtype
         self._device = device
-        self._bucket_bytes = bucket_bytes
-        self._keep = keep
-        self._flush = flush
         self._kept: list[Bucket] = []
         self._sent: dict[str, str] = {}
         self._lock = threading.RLock()  # one load at a time
@@ -70,9 +65,8 @@ class WeightSync:
             digests = FusedDigests(self._layout, self._device)
             kept: list[Bucket] = []
             trying(partial(self._begin, servers))
-            for bucket in make_buckets(self._cast(stream, digests), self._bucket_bytes):
-                if self._keep:
-                    kept.append([(name, tensor.to("cpu", copy=True)) for name, tensor in bucket])
+            for bucket in make_buckets(self._cast(stream, digests), BUCKET_BYTES):
+                kept.append([(name, tensor.to("cpu", copy=True)) for name, tensor in bucket])
                 trying(partial(self._transport.send, servers, bucket))
             self._sent = digests.finish()
             self._kept, self.version = kept, version
@@ -83,25 +77,16 @@ class WeightSync:
             return self._sent, failure
 
     def reload(self, servers: Sequence[Server]) -> None:
-        """Give servers the last weights (again), proved by their digests.
-
-        Raises EngineError if they were not kept or do not arrive.
-        """
+        """Give servers the last weights (again), proved by their digests. Raises EngineError if they do not arrive."""
         with self._lock:
             if self.version == 0:
                 return
-            if not self._kept:
-                self.trouble = (
-                    f"a restarted SGLang server holds the checkpoint's weights, not version {self.version}, "
-                    f"and keep_weights is off: update the weights again"
-                )
-                raise EngineError(self.trouble)
             try:
                 self._begin(servers)
                 for bucket in self._kept:
                     self._transport.send(servers, bucket)
                 self._end(servers)
-                arrived = all(server.digests(self._layout.tp_size) == self._sent for server in servers)
+                arrived = all(server.digests(self._layout) == self._sent for server in servers)
             except httpx.HTTPError as error:
                 raise EngineError(
                     f"weights of version {self.version} did not reach all servers: {error!r}"
@@ -138,7 +123,6 @@ class WeightSync:
             server.post(
                 "/update_weight_version", {"new_version": str(self.version), "abort_all_requests": False}
             )
-            if self._flush:
-                server.post("/flush_cache", {})
+            server.post("/flush_cache", {})
 
         at_once(end, servers)

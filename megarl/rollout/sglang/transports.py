@@ -15,7 +15,7 @@ import base64
 import contextlib
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -24,7 +24,8 @@ import httpx
 import torch
 import torch.distributed as dist
 
-from megarl.rollout.engine import EngineError
+from megarl.rollout.engine import EngineError, WeightStream
+from megarl.rollout.sglang.client import Server
 from megarl.rollout.sglang.parallel import at_once
 from megarl.rollout.sglang.process import free_port
 
@@ -33,24 +34,17 @@ Result = TypeVar("Result")
 Bucket = list[tuple[str, torch.Tensor]]
 
 
-class Endpoint(Protocol):
-    """What a transport needs of a server."""
-
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST a control request. Raises EngineError with the server's message if it is refused."""
-
-
 class Transport(Protocol):
     """Loads buckets into servers."""
 
-    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+    def send(self, servers: Sequence[Server], bucket: Bucket) -> None:
         """Load the bucket's tensors into every server. Raises EngineError; httpx errors pass through."""
 
     def close(self) -> None:
         """Give back what connects to the servers. The next `send` connects anew. Idempotent."""
 
 
-def make_buckets(stream: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iterator[Bucket]:
+def make_buckets(stream: WeightStream, most_bytes: int) -> Iterator[Bucket]:
     """Yield consecutive tensors in buckets of at most `most_bytes` (a larger tensor is alone in its bucket)."""
     bucket: Bucket = []
     size = 0
@@ -70,7 +64,7 @@ class HttpTransport:
     def __init__(self, tp_size: int) -> None:
         self._tp_size = tp_size
 
-    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+    def send(self, servers: Sequence[Server], bucket: Bucket) -> None:
         # Compact storages: a view would be pickled with all of the tensor that it looks into.
         plain = [(name, tensor.cpu().clone(memory_format=torch.contiguous_format)) for name, tensor in bucket]
         encoded = base64.b64encode(pickle.dumps(plain, protocol=pickle.HIGHEST_PROTOCOL)).decode()
@@ -95,9 +89,9 @@ class BroadcastTransport:
         self._timeout = timeout
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
-        self._members: list[Endpoint] = []
+        self._members: list[Server] = []
 
-    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+    def send(self, servers: Sequence[Server], bucket: Bucket) -> None:
         if self._group is None or list(servers) != self._members:
             self.close()
             self._connect(servers)
@@ -130,7 +124,7 @@ class BroadcastTransport:
                 server.post("/destroy_weights_update_group", {"group_name": self._group_name})
         dist.destroy_process_group(group)
 
-    def _connect(self, servers: Sequence[Endpoint]) -> None:
+    def _connect(self, servers: Sequence[Server]) -> None:
         port = free_port("")
         self._group_name = f"megarl_weights_{port}"
         self._members = list(servers)
@@ -169,7 +163,7 @@ class BroadcastTransport:
     @staticmethod
     def _while_posting(
         path: str,
-        bodies: Sequence[tuple[Endpoint, dict[str, Any]]],
+        bodies: Sequence[tuple[Server, dict[str, Any]]],
         action: Callable[[list[Future[Any]]], Result],
     ) -> Result:
         """Post to each server and meanwhile do our own part of what they all take part in."""
