@@ -14,6 +14,7 @@ from megarl.weights.transforms import Copy, FuseGateUp, FuseQKV, PadVocabulary
 MEGATRON_LAYER = "decoder.layers.{layer}."
 HF_LAYER = "model.layers.{layer}."
 WHOLE = Copy()
+GATED = ("gate_proj", "up_proj", "down_proj")  # HF's usual names of a SwiGLU's matrices
 
 
 @dataclass(frozen=True)
@@ -305,9 +306,7 @@ def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) ->
     return [*table, layer("self_attention.linear_proj.weight", "self_attn.o_proj.weight", transform=Copy(1))]
 
 
-def gated_mlp(
-    megatron: str, hf: str, where: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> list[Entry]:
+def gated_mlp(megatron: str, hf: str, where: str, names: tuple[str, ...] = GATED) -> list[Entry]:
     """Make the rows of a SwiGLU below `megatron` and `hf`. names: HF's for gate, up, down."""
     gate, up, down = (f"{hf}.{name}.weight" for name in names)
     first, second = f"{hf}.gate_up_proj.weight", None
@@ -323,9 +322,7 @@ def dense_mlp() -> list[Entry]:
     return gated_mlp("mlp", "mlp", "dense")
 
 
-def routed_experts(
-    hf: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> list[Entry]:
+def routed_experts(hf: str = "mlp", names: tuple[str, ...] = GATED) -> list[Entry]:
     """Make the rows of router and experts, below `hf`."""
     return [
         layer("mlp.router.weight", f"{hf}.gate.weight", where="moe"),
