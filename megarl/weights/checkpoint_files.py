@@ -29,11 +29,8 @@ COPIED = (
 )
 KEPT_FLOAT32 = ("e_score_correction_bias",)  # ends of names: routers add it to float32 scores
 
-MULTI_TOKEN_PREDICTION = (
-    "num_nextn_predict_layers",
-    "num_mtp_layers",
-)  # layers that no family trains or writes
-
+# Layers that no family trains or writes.
+MULTI_TOKEN_PREDICTION = ("num_nextn_predict_layers", "num_mtp_layers")
 
 SIZES = (
     "hidden_size",
