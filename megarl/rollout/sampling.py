@@ -12,21 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
 from megarl.records import Group, Prompt, Sample
-from megarl.rewards import reason_kind
+from megarl.rewards import Scorer, reason_kind
 from megarl.rollout.engine import Engine, GenerateRequest, GenerateResult, SamplingParams
 from megarl.rollout.filters import raw_reward
 from megarl.seeds import draw_seed
-
-
-class Scorer(Protocol):
-    """What a round needs of `megarl.rewards.Scorer`."""
-
-    async def score(self, sample: Sample) -> Sample: ...
 
 
 def sample_groups(

@@ -29,7 +29,7 @@ from tests.rollout.engines import ENGINES, EngineEntry, find_sglang, leaders_of,
 from tests.rollout.reference import Reference, checkpoint_weights
 from tests.rollout.scripted import context_of
 from tests.rollout.test_engine_contract import CLOSE, generate, iterate, make_request, updating
-from tests.rollout.test_sglang_parts import alive
+from tests.rollout.test_sglang_parts import alive, wait_for_the_end
 
 pytestmark = pytest.mark.sglang
 
@@ -191,10 +191,7 @@ def test_killing_megarl_while_a_server_starts_leaves_no_orphan(policy: Path, tmp
     time.sleep(3)
     family = [child.pid for child in parent.children(recursive=True)]
     parent.kill()
-    deadline = time.monotonic() + 30
-    while alive(family) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(family)
+    wait_for_the_end(family)
     os.waitpid(parent.pid, 0)
 
 

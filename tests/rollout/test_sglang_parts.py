@@ -308,7 +308,7 @@ def a_server(
         [sys.executable, "-c", program, *arguments],
         host="127.0.0.1",
         address="127.0.0.1",
-        port=port,
+        fixed_port=port,
         log_file=tmp_path / "logs" / "server.log",
         environment=environment or {},
         start_timeout=timeout,
@@ -322,7 +322,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def wait_for_the_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive(pids)
@@ -420,7 +420,8 @@ from pathlib import Path
 from megarl.rollout.sglang.process import ServerProcess
 server = ServerProcess(
     [sys.executable, "-c", sys.argv[1]],
-    host="127.0.0.1", address="127.0.0.1", port=None, log_file=Path(sys.argv[2]), environment={}, start_timeout=60.0,
+    host="127.0.0.1", address="127.0.0.1", fixed_port=None,
+    log_file=Path(sys.argv[2]), environment={}, start_timeout=60.0,
 )
 server.start()
 print(server.pid, flush=True)

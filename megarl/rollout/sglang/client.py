@@ -1,12 +1,13 @@
-"""One SGLang server as the engine sees it: control calls, what it says about itself, its life."""
+"""One SGLang server as the engine sees it (control calls, what it says about itself, its life), and calls to many."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import httpx
 
@@ -18,6 +19,10 @@ from megarl.rollout.sglang.process import ServerProcess
 CONTROL_TIMEOUT = 600.0  # a weight bucket may take long; a dead server is noticed by its closed connection
 HEALTH_TIMEOUT = 10.0
 DYING_SECONDS = 30.0  # how long a process that does not answer may take to answer or to end
+AT_ONCE = 16  # calls to servers
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Server:
@@ -142,3 +147,15 @@ def error_message(response: httpx.Response) -> str:
             error = error.get("message", error)
         return str(error)[:1000]
     return str(answer)[:1000]
+
+
+def at_once(action: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Do `action` to every item, in threads of this call; wait for all, then raise the first failure.
+
+    Threads are not shared between calls, so that one call may be made from within another.
+    """
+    if len(items) <= 1:
+        return [action(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), AT_ONCE)) as threads:
+        done = [threads.submit(action, item) for item in items]
+    return [future.result() for future in done]

@@ -26,10 +26,9 @@ import torch
 from megarl.errors import UserError
 from megarl.rollout.declaration import EngineContext
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream, check_request
-from megarl.rollout.sglang.client import Server
-from megarl.rollout.sglang.launch import dtype_of, log_file, server_command, server_environment
+from megarl.rollout.sglang.client import Server, at_once
+from megarl.rollout.sglang.launch import dtype_of, server_command, server_environment
 from megarl.rollout.sglang.layout import FusedLayout, expected_names
-from megarl.rollout.sglang.parallel import at_once
 from megarl.rollout.sglang.process import ServerProcess
 from megarl.rollout.sglang.requests import RequestRunner
 from megarl.rollout.sglang.settings import SGLangSettings
@@ -168,8 +167,8 @@ class SGLangEngine:
             server_command(settings, context, number),
             host="127.0.0.1" if alone else "0.0.0.0",
             address="127.0.0.1" if alone else self._address,
-            port=settings.port + number if settings.port else None,
-            log_file=log_file(context.folder, number),
+            fixed_port=settings.port + number if settings.port else None,
+            log_file=context.folder / (f"sglang.{number}.log" if number else "sglang.log"),
             environment=server_environment(settings, context),
             start_timeout=settings.start_timeout_s,
         )

@@ -1,9 +1,8 @@
-"""How a managed server is started: its command line, its environment variables, its log file."""
+"""How a managed server is started: its command line and its environment variables."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from megarl.rollout.declaration import EngineContext
 from megarl.rollout.sglang.settings import SGLangSettings
@@ -15,11 +14,6 @@ SPARE_CONTEXT = 8
 def dtype_of(settings: SGLangSettings, context: EngineContext) -> str:
     """Return the servers' dtype as torch names it."""
     return str(context.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
-
-
-def log_file(folder: Path, number: int) -> Path:
-    """Return the log file of server `number`; those after the first have their number in the name."""
-    return folder / (f"sglang.{number}.log" if number else "sglang.log")
 
 
 def server_command(settings: SGLangSettings, context: EngineContext, number: int) -> list[str]:

@@ -25,9 +25,10 @@ import torch
 import torch.distributed as dist
 
 from megarl.rollout.engine import EngineError, WeightStream
-from megarl.rollout.sglang.client import Server
-from megarl.rollout.sglang.parallel import at_once
+from megarl.rollout.sglang.client import Server, at_once
 from megarl.rollout.sglang.process import free_port
+
+TIMEOUT = 300.0  # seconds for making a process group, and for one broadcast
 
 Result = TypeVar("Result")
 
@@ -78,15 +79,13 @@ class HttpTransport:
 class BroadcastTransport:
     """`/update_weights_from_distributed`: rank 0 of a group with the ranks of all servers.
 
-    backend: gloo or nccl. address: of this machine, as the servers see it. timeout: seconds for making the group and
-    for one broadcast.
+    backend: gloo or nccl. address: of this machine, as the servers see it.
     """
 
-    def __init__(self, tp_size: int, *, backend: str, address: str, timeout: float = 300.0) -> None:
+    def __init__(self, tp_size: int, *, backend: str, address: str) -> None:
         self._tp_size = tp_size
         self._backend = backend
         self._address = address
-        self._timeout = timeout
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
         self._members: list[Server] = []
@@ -139,7 +138,7 @@ class BroadcastTransport:
         bodies = [
             (server, {**rendezvous, "rank_offset": 1 + n * self._tp_size}) for n, server in enumerate(servers)
         ]
-        timeout = timedelta(seconds=self._timeout)
+        timeout = timedelta(seconds=TIMEOUT)
         self._group = self._while_posting(
             "/init_weights_update_group",
             bodies,
@@ -147,16 +146,16 @@ class BroadcastTransport:
         )
 
     def _broadcast(self, tensor: torch.Tensor, answers: Sequence[Future[Any]]) -> None:
-        """Send one tensor. A server that refuses to receive it ends the wait at once, a silent one after `timeout`."""
+        """Send one tensor. A server that refuses to receive it ends the wait at once, a silent one after TIMEOUT."""
         assert self._group is not None
         work = self._group.broadcast([tensor], dist.BroadcastOptions())
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + TIMEOUT
         while not work.is_completed():
             for answer in answers:
                 if answer.done() and answer.exception():
                     answer.result()
             if time.monotonic() > deadline:
-                raise EngineError(f"weight broadcast: no end after {self._timeout:.0f} s")
+                raise EngineError(f"weight broadcast: no end after {TIMEOUT:.0f} s")
             time.sleep(0.0005)
         work.wait()
 
