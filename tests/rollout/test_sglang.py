@@ -144,6 +144,7 @@ def test_a_checkpoint_that_sglang_would_fill_with_random_values_is_refused(
     [
         ({"dtype": "bfloat16"}, "dtype=float32, expected bfloat16"),
         ({"tensor_parallel": 2, "context": {"device": "cuda"}}, "tp_size=1, expected 2"),
+        ({"pause_mode": "in_place"}, "disable_radix_cache"),
         ({"context": {"max_positions": 100_000}}, "context of 100000"),
     ],
 )
@@ -195,18 +196,27 @@ def test_killing_megarl_while_a_server_starts_leaves_no_orphan(policy: Path, tmp
     os.waitpid(parent.pid, 0)
 
 
-def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved(tmp_path: Path) -> None:
+def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved_and_pauses_in_place(tmp_path: Path) -> None:
     model = tiny_qwen3(tmp_path / "old", tie_word_embeddings=True)
     newer = tiny_qwen3(tmp_path / "new", tie_word_embeddings=True, seed=1)
-    engine = make_sglang(model, tmp_path, dtype="bfloat16", max_running_requests=2)
+    engine = make_sglang(model, tmp_path, pause_mode="in_place", dtype="bfloat16", max_running_requests=2)
     try:
         engine.start()
         assert engine.update_weights(checkpoint_weights(model).items(), 1) == engine.fingerprint()
-        assert engine.update_weights(checkpoint_weights(newer).items(), 2) == engine.fingerprint()
         request = make_request("long", 9, max_new_tokens=150)
-        long = generate(engine, request)["long"]
-        # bfloat16 against float32: close.
-        assert np.abs(long.logprobs - Reference(newer).logprobs(request, long)).mean() < 0.2
+        results = {}
+        for result in iterate(engine.generate([request, make_request("signal", 5, max_new_tokens=10)])):
+            results[result.request_id] = result
+            if result.request_id == "signal":
+                with updating(engine):
+                    engine.flush()
+                    intended = engine.update_weights(checkpoint_weights(newer).items(), 2)
+                    assert engine.fingerprint() == intended
+        long = results["long"]
+        assert [span.version for span in long.spans] == [1, 2]
+        # bfloat16 against float32: close, as far as the old weights made it.
+        change = long.spans[0].end
+        assert np.abs(long.logprobs - Reference(model).logprobs(request, long))[:change].mean() < 0.2
     finally:
         engine.close()
 

@@ -110,9 +110,11 @@ def test_routes_of_a_retracted_request_belong_to_the_last_weights() -> None:
     assert result.spans == (WeightSpan(3, 0, 1), WeightSpan(4, 1, 2))
     assert result.routes is not None
     assert result.routes.spans == (WeightSpan(4, 0, 2),)
-    stayed = decode_result(REQUEST, answer(weight_versions=versions), MODEL)
+    stayed = decode_result(REQUEST, answer(weight_versions=versions), MODEL, "in_place")
     assert stayed.routes is not None
     assert stayed.routes.spans == stayed.spans
+    with pytest.raises(EngineError, match="unknown"):
+        decode_result(REQUEST, answer(weight_versions=versions, num_retractions=1), MODEL, "in_place")
 
 
 def test_an_abort_in_the_queue_has_no_routes_and_so_yields_no_tokens() -> None:
@@ -484,7 +486,10 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
 def test_a_servers_command_line_says_what_the_settings_do(tmp_path: Path) -> None:
     context = context_of(tiny_qwen3_moe(tmp_path / "model"), tmp_path, dtype=torch.bfloat16, seed=5)
     settings = SGLangSettings(
-        python=sys.executable, max_running_requests=4, args={"mem_fraction_static": 0.4, "log_requests": True}
+        python=sys.executable,
+        max_running_requests=4,
+        pause_mode="in_place",
+        args={"mem_fraction_static": 0.4, "log_requests": True},
     )
     words = server_command(settings, context, 2)
     assert words[:3] == [sys.executable, "-m", "sglang_cpu"]
@@ -492,7 +497,7 @@ def test_a_servers_command_line_says_what_the_settings_do(tmp_path: Path) -> Non
     expected = {"--dtype": "bfloat16", "--context-length": "520", "--random-seed": "7"}
     expected |= {"--max-total-tokens": str(4 * 520), "--mem-fraction-static": "0.4"}
     assert {key: pairs[key] for key in expected} == expected
-    assert {"--enable-return-routed-experts", "--log-requests"} <= set(words)
+    assert {"--enable-return-routed-experts", "--disable-radix-cache", "--log-requests"} <= set(words)
     assert words[-1] == "--log-requests", "a user's words win over megarl's"
     there = server_command(settings, replace(context, device="cuda"), 2)
     assert there[there.index("--base-gpu-id") + 1] == "2"

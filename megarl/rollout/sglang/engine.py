@@ -7,8 +7,8 @@ its requests are retried; none outlives megarl, even if megarl is killed with -9
 What a reader may not expect of SGLang:
 - It also ends a response at the EOS tokens that the checkpoint names, whatever `stop_token_ids` say; only if there
   are none of these does nothing but the length end it.
-- A pause (of mode `retract`) drops the keys and values of what runs. When it goes on it is prefilled again with the
-  new weights: later tokens are exactly theirs, and so are all route rows, which the trace says in its spans.
+- The default pause, `retract`, drops the keys and values of what runs. When it goes on it is prefilled again with
+  the new weights: later tokens are exactly theirs, and so are all route rows, which the trace says in its spans.
 - A request aborted while it waits in the queue (so any, while paused) may lose some or all of its tokens. Abort
   first, then pause, to keep them.
 - Requests' seeds are ignored; the servers have their own.
@@ -115,7 +115,7 @@ class SGLangEngine:
         self._started().requests.abort(request_ids)
 
     def pause(self) -> None:
-        self._control("/pause_generation", {"mode": "retract"})
+        self._control("/pause_generation", {"mode": self._settings.pause_mode})
         self._paused = True
 
     def resume(self) -> None:
@@ -123,7 +123,9 @@ class SGLangEngine:
         self._control("/continue_generation", self._continue())
 
     def flush(self) -> None:
-        self._control("/flush_cache", {})
+        # A server that pauses in place has no prefix cache, and what runs there keeps its keys and values.
+        if self._settings.pause_mode == "retract":
+            self._control("/flush_cache", {})
 
     # --- weights ---
 
@@ -174,7 +176,7 @@ class SGLangEngine:
         )
 
     def _decode(self, request: GenerateRequest, answer: dict[str, Any]) -> GenerateResult:
-        return decode_result(request, answer, self._context.architecture)
+        return decode_result(request, answer, self._context.architecture, self._settings.pause_mode)
 
     def _start_server(self, server: Server, *arguments: str) -> None:
         server.start(*arguments)
@@ -195,6 +197,8 @@ class SGLangEngine:
         }
         if context.architecture.moe_layers:
             wanted["enable_return_routed_experts"] = True
+        if self._settings.pause_mode == "in_place":
+            wanted["disable_radix_cache"] = True
         for key, value in wanted.items():
             if info.get(key) != value:
                 raise UserError(f"{where} runs with {key}={info.get(key)}, expected {value}")
@@ -253,7 +257,7 @@ class SGLangEngine:
             self._start_server(server, *(["--weight-version", "none"] if running.sync.version else []))
             running.sync.reload([server])
             if self._paused:
-                server.post("/pause_generation", {"mode": "retract"})
+                server.post("/pause_generation", {"mode": self._settings.pause_mode})
 
 
 class _Running:
@@ -271,6 +275,7 @@ class _Running:
             engine._layout,
             dtype=getattr(torch, dtype_of(settings, context)),
             device=context.device,
+            flush=settings.pause_mode == "retract",
         )
         self.requests = RequestRunner(
             servers,

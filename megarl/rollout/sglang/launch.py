@@ -44,6 +44,8 @@ def server_command(settings: SGLangSettings, context: EngineContext, number: int
     flags = ["--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle"]
     if context.architecture.moe_layers:
         flags.append("--enable-return-routed-experts")
+    if settings.pause_mode == "in_place":
+        flags.append("--disable-radix-cache")  # prefixes of old weights would be found in it
     for name, value in settings.args.items():
         flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     module = "sglang_cpu" if context.device == "cpu" else "sglang.launch_server"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from megarl.rollout.engine import Engine
 
 
+PauseMode = Literal["retract", "in_place"]
+
+
 class SGLangSettings(EngineSettings):
     """SGLang servers, started, watched and stopped by megarl in an environment of their own, or given by URL."""
 
@@ -40,6 +43,12 @@ class SGLangSettings(EngineSettings):
         "own choice from the free memory on CUDA.",
     )
     start_timeout_s: float = Field(default=300, gt=0, description="Longest wait for a server to be ready.")
+    pause_mode: PauseMode = Field(
+        default="retract",
+        description="What a weight sync does with responses under way: retract = compute their keys and values anew "
+        "with the new weights; in_place = go on with those of the old ones, which is faster, and samples from a "
+        "mixture of both policies. The latter needs servers without a prefix cache.",
+    )
     transport: Literal["http", "broadcast"] = Field(
         default="http",
         description="How weights get into the servers: http = requests, for CPUs and small models; broadcast = a "

@@ -24,13 +24,14 @@ class WeightSync:
     """The weights that the servers hold, of which a copy stays in host memory for a server that is started again.
 
     dtype: the servers'; weights are cast to it before they are hashed and sent. device: where the servers compute.
-    trouble: why the servers must not sample before the next update.
+    flush: forget cached keys and values after a load. trouble: why the servers must not sample before the next update.
     """
 
     transport: Transport
     layout: FusedLayout
     dtype: torch.dtype
     device: Literal["cpu", "cuda"]
+    flush: bool = True
     version: int = field(default=0, init=False)
     trouble: str | None = field(default=None, init=False)
     _kept: list[Bucket] = field(default_factory=list, init=False)
@@ -117,6 +118,7 @@ class WeightSync:
             server.post(
                 "/update_weight_version", {"new_version": str(self.version), "abort_all_requests": False}
             )
-            server.post("/flush_cache", {})
+            if self.flush:
+                server.post("/flush_cache", {})
 
         at_once(end, servers)

@@ -13,6 +13,7 @@ import numpy as np
 from megarl.megatron.architecture import Architecture
 from megarl.records import FinishReason, RouteTrace, WeightSpan
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult
+from megarl.rollout.sglang.settings import PauseMode
 
 
 class UnknownWeights(EngineError):
@@ -43,7 +44,10 @@ def encode_request(request: GenerateRequest, rid: str) -> dict[str, Any]:
 
 
 def decode_result(
-    request: GenerateRequest, answer: Mapping[str, Any], architecture: Architecture
+    request: GenerateRequest,
+    answer: Mapping[str, Any],
+    architecture: Architecture,
+    pause_mode: PauseMode = "retract",
 ) -> GenerateResult:
     """Read the answer of `/generate`. Raises EngineError, naming the request, for one that contradicts itself."""
     meta = answer["meta_info"]
@@ -64,7 +68,7 @@ def decode_result(
     spans = decode_spans(meta, len(ids), name)
     trace = None
     if request.return_routes:
-        trace = decode_routes(request, meta, architecture, len(ids), spans)
+        trace = decode_routes(request, meta, architecture, len(ids), spans, pause_mode)
     logprobs = np.asarray([pair[0] for pair in pairs], dtype=np.float32)
     return GenerateResult(request.request_id, ids, logprobs, finish, spans, trace)
 
@@ -112,11 +116,12 @@ def decode_routes(
     architecture: Architecture,
     tokens: int,
     spans: tuple[WeightSpan, ...],
+    pause_mode: PauseMode,
 ) -> RouteTrace:
     """Read the route trace, [prompt + response - 1, moe_layers, top_k]. The server sends rows of dense layers, too.
 
-    A request that was retracted (by a pause, or for lack of memory) ran all its tokens again when it went on. Its
-    rows then all come from the last weights, which the trace says in its spans.
+    A request that was retracted (by a pause in mode `retract`, or for lack of memory) ran all its tokens again when it
+    went on. Its rows then all come from the last weights, which the trace says in its spans.
     """
     name = f"request {request.request_id!r}"
     encoded = meta.get("routed_experts")
@@ -135,6 +140,10 @@ def decode_routes(
         )
     made_by = spans
     if meta.get("num_retractions") and len(spans) > 1:
+        if pause_mode == "in_place":
+            raise EngineError(
+                f"{name}: it ran again between two weight versions, its routes' version is unknown"
+            )
         made_by = (WeightSpan(spans[-1].version, 0, tokens),)
     compact = np.ascontiguousarray(experts, dtype=np.min_scalar_type(architecture.num_experts - 1))
     return RouteTrace(compact, made_by, zlib.crc32(compact.tobytes()))
