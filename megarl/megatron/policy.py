@@ -317,11 +317,7 @@ class Policy:
         assert self.replay is not None
         layers, experts = self.architecture.moe_layers, self.architecture.num_experts
         known = self._changed_tokens(self.replay.take_rows())
-        by_layer = {
-            layer: (c.routes, c.changed, c.tokens, c.entropy, c.load)
-            for layer, c in self.replay.take_counts().items()
-        }
-        vector = pack_counts(layers, experts, by_layer, known[0], known[1])
+        vector = pack_counts(layers, experts, self.replay.take_counts(), known[0], known[1])
         dist.all_reduce(vector)
         return summed(layers, vector.cpu(), experts)
 

@@ -7,6 +7,7 @@ nothing here knows torch.distributed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -142,15 +143,10 @@ def check_request(request: GenerateRequest, *, context: int, vocabulary: int, ro
 
 def iterate(stream: AsyncIterator[GenerateResult]) -> Iterator[GenerateResult]:
     """Yield the results of `Engine.generate` to a caller without an event loop."""
-    import asyncio
 
-    loop = asyncio.new_event_loop()
-    try:
-        while True:
-            try:
-                yield loop.run_until_complete(stream.__anext__())
-            except StopAsyncIteration:
-                return
-    finally:
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+    async def following() -> GenerateResult | None:
+        return await anext(stream, None)
+
+    with asyncio.Runner() as runner:
+        while (result := runner.run(following())) is not None:
+            yield result

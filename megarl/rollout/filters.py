@@ -7,16 +7,15 @@ is added, exactly once; then come the advantages. Staleness looks at weight vers
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from megarl.records import Group, Sample
+from megarl.rewards import RewardSettings
 
 # --- dynamic sampling ---
-
-SAME_REWARD = "same_reward"
 
 
 def sample_until_enough(
@@ -39,7 +38,7 @@ def sample_until_enough(
 
 def _dropped_if_same(group: Group) -> Group:
     rewards = {s.reward for s in group.samples if s.reward is not None}
-    return group if len(rewards) > 1 else replace(group, dropped=SAME_REWARD)
+    return group if len(rewards) > 1 else replace(group, dropped="same_reward")
 
 
 # --- overlong responses ---
@@ -47,16 +46,7 @@ def _dropped_if_same(group: Group) -> Group:
 RAW = "raw"
 
 
-class OverlongSettings(Protocol):
-    """What `megarl.rewards.RewardSettings` says about overlong responses."""
-
-    @property
-    def soft_overlong(self) -> int | None: ...
-    @property
-    def overlong_filtering(self) -> bool: ...
-
-
-def apply_overlong_penalty(group: Group, settings: OverlongSettings, max_new_tokens: int) -> Group:
+def apply_overlong_penalty(group: Group, settings: RewardSettings, max_new_tokens: int) -> Group:
     """Return the group with its overlong responses punished and, where asked for, truncated ones masked (DAPO,
     arXiv:2503.14476, section 3.4). A dropped group stays as it is: nothing is learned from it.
 
@@ -80,10 +70,6 @@ def soft_overlong_penalty(lengths: np.ndarray, max_length: int, cache_length: in
     It is 0 up to max_length - cache_length tokens, falls linearly to -1 at max_length, and is -1 beyond. lengths:
     [responses], tokens.
     """
-    if not 0 < cache_length <= max_length:
-        raise ValueError(
-            f"cache_length {cache_length} must lie above 0 and at most at max_length {max_length}"
-        )
     beyond = np.float32(max_length - cache_length) - lengths.astype(np.float32)
     return np.clip(beyond / np.float32(cache_length), -1, 0)
 
@@ -123,27 +109,12 @@ class WrongWeights(RuntimeError):
     """A token was sampled by other weights than the trainer believes the engine to have had."""
 
 
-@dataclass(frozen=True)
-class Staleness:
-    """How old a round's responses are. ages: int64 [responses], weight versions that each response's oldest token is
-    behind. stale: responses that are older than allowed."""
-
-    ages: np.ndarray
-    stale: int
-
-    def counts(self) -> dict[str, tuple[float, float]]:
-        """Return (sum, count) pairs, as `rollout_counts` does."""
-        return {
-            "staleness_mean": (float(self.ages.sum()), float(len(self.ages))),
-            "stale_responses": (float(self.stale), 1.0),
-        }
-
-
 def filter_stale(
     groups: Sequence[Group], *, version: int, most: int, then: StaleResponses
-) -> tuple[list[Group], Staleness]:
+) -> tuple[list[Group], dict[str, tuple[float, float]]]:
     """Return the groups without the responses that are more than `most` versions behind (`drop`), or with them, for
-    the algorithm's correction (`correct`). version: of the weights that the engine holds and that are trained now.
+    the algorithm's correction (`correct`); and (sum, count) pairs of staleness, as `rollout_counts` gives them.
+    version: of the weights that the engine holds and that are trained now.
 
     Raises WrongWeights naming the sample: always for a version from the future, with `stop` for a stale one.
     """
@@ -152,8 +123,11 @@ def filter_stale(
     if then == "drop":
         kept = [tuple(s for s, age in samples if age <= most) for samples in aged]
         groups = [replace(g, samples=samples) for g, samples in zip(groups, kept, strict=True)]
-    ages = np.array([age for samples in aged for _, age in samples], dtype=np.int64)
-    return list(groups), Staleness(ages, int((ages > most).sum()))
+    ages = [age for samples in aged for _, age in samples]
+    return list(groups), {
+        "staleness_mean": (float(sum(ages)), float(len(ages))),
+        "stale_responses": (float(sum(age > most for age in ages)), 1.0),
+    }
 
 
 def _age(sample: Sample, version: int, most: int) -> int:

@@ -11,32 +11,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
 from megarl.records import Group, Prompt, Sample
-from megarl.rewards import reason_kind
+from megarl.rewards import Scorer, reason_kind
 from megarl.rollout.engine import Engine, GenerateRequest, GenerateResult, SamplingParams
 from megarl.rollout.filters import raw_reward
 from megarl.seeds import draw_seed
-
-
-class Scorer(Protocol):
-    """What a round needs of `megarl.rewards.Scorer`."""
-
-    async def score(self, sample: Sample) -> Sample: ...
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One response to be drawn: to prompt number `prompt` of the round, the `number`-th of its group."""
-
-    prompt: int
-    number: int
-    sample_id: str
-    sampling: SamplingParams
 
 
 def sample_groups(
@@ -61,25 +44,22 @@ def sample_groups(
 
     Raises UserError for a prompt that no retry can mend, EngineError if the engine fails.
     """
-    draws = {}
+    greedily = replace(sampling, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0)
+    requests, places = [], {}  # place: number of the prompt, number in its group
     for n, prompt in enumerate(prompts):
         for k in range(group_size + greedy):
-            own = replace(
-                sampling if k < group_size else _greedy(sampling),
-                seed=draw_seed(seed, step, prompt.prompt_id, draw_offset + n, k),
-            )
-            draws[f"{step}/{n}/{k}"] = Draw(n, k, f"{prompt.prompt_id}#{step}.{draw_offset + n}.{k}", own)
-    requests = [
-        GenerateRequest(name, prompts[draw.prompt].token_ids, draw.sampling, return_routes)
-        for name, draw in draws.items()
-    ]
+            name = f"{prompt.prompt_id}#{step}.{draw_offset + n}.{k}"
+            own_seed = draw_seed(seed, step, prompt.prompt_id, draw_offset + n, k)
+            own = replace(sampling if k < group_size else greedily, seed=own_seed)
+            requests.append(GenerateRequest(name, prompt.token_ids, own, return_routes))
+            places[name] = n, k
 
     async def round_() -> dict[tuple[int, int], Sample]:
         scoring: dict[tuple[int, int], asyncio.Task[Sample]] = {}
         async for result in engine.generate(requests):
-            draw = draws[result.request_id]
-            sample = _sample(prompts[draw.prompt], draw.sample_id, result, decode)
-            scoring[draw.prompt, draw.number] = asyncio.create_task(scorer.score(sample))
+            n, k = places[result.request_id]
+            sample = _sample(prompts[n], result, decode)
+            scoring[n, k] = asyncio.create_task(scorer.score(sample))
             on_response()
         return dict(zip(scoring, await asyncio.gather(*scoring.values()), strict=True))
 
@@ -94,16 +74,10 @@ def sample_groups(
     ]
 
 
-def _greedy(sampling: SamplingParams) -> SamplingParams:
-    return replace(sampling, temperature=0.0, top_p=1.0, top_k=-1, min_p=0.0)
-
-
-def _sample(
-    prompt: Prompt, sample_id: str, result: GenerateResult, decode: Callable[[np.ndarray], str]
-) -> Sample:
+def _sample(prompt: Prompt, result: GenerateResult, decode: Callable[[np.ndarray], str]) -> Sample:
     return Sample(
         prompt=prompt,
-        sample_id=sample_id,
+        sample_id=result.request_id,
         response_ids=result.response_ids,
         logprobs=result.logprobs,
         loss_mask=np.ones(len(result.response_ids), dtype=np.bool_),

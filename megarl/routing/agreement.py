@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
+@dataclass
+class LayerCounts:
+    """What one router saw in a pass, padding left out; tensors stay on the device.
+
+    routes: rows with a given route, that is (token, layer) pairs. changed: those whose live top-k is another set.
+    tokens: how many there were. entropy: sum over all tokens of the router's distribution. load: int64 [experts],
+    tokens sent to each.
+    """
+
+    routes: Tensor
+    changed: Tensor
+    tokens: Tensor
+    entropy: Tensor
+    load: Tensor
+
+    @classmethod
+    def zeros(cls, experts: int, device: torch.device) -> LayerCounts:
+        routes, changed, tokens = torch.zeros(3, dtype=torch.int64, device=device)
+        load = torch.zeros(experts, dtype=torch.int64, device=device)
+        return cls(routes, changed, tokens, torch.zeros((), device=device), load)
+
+
 @dataclass(frozen=True)
 class RoutingCounts:
     """Sums over all ranks of one pass. moe_layers: their 0-based numbers, the order of every [layers] vector.
 
-    routes, changed, tokens, entropy: [layers], see `replay.LayerCounts`. load: [layers, experts].
+    routes, changed, tokens, entropy: [layers], see `LayerCounts`. load: [layers, experts].
     known_tokens, changed_tokens: tokens with a given route, and those that differ in any layer.
     """
 
@@ -55,35 +78,25 @@ def routing_metrics(first: RoutingCounts, last: RoutingCounts) -> dict[str, floa
 
 def summed(moe_layers: tuple[int, ...], vector: Tensor, experts: int) -> RoutingCounts:
     """Unpack the flat float64 vector that `pack_counts` makes, after it was summed over ranks."""
-    n = len(moe_layers)
-    rows, tail = vector[: n * (4 + experts)].view(n, 4 + experts), vector[n * (4 + experts) :]
-    return RoutingCounts(
-        moe_layers,
-        rows[:, 0],
-        rows[:, 1],
-        rows[:, 2],
-        rows[:, 3],
-        rows[:, 4:],
-        float(tail[0]),
-        float(tail[1]),
-    )
+    rows = vector[:-2].view(len(moe_layers), 4 + experts)
+    routes, changed, tokens, entropy = rows[:, :4].unbind(1)
+    known, differing = vector[-2:].tolist()
+    return RoutingCounts(moe_layers, routes, changed, tokens, entropy, rows[:, 4:], known, differing)
 
 
 def pack_counts(
     moe_layers: tuple[int, ...],
     experts: int,
-    by_layer: dict[int, tuple[Tensor, Tensor, Tensor, Tensor, Tensor]],
+    by_layer: Mapping[int, LayerCounts],
     known_tokens: Tensor,
     changed_tokens: Tensor,
 ) -> Tensor:
-    """Return a flat float64 vector, zero for the layers of other ranks. by_layer: routes, changed, tokens, entropy,
-    load."""
+    """Return a flat float64 vector, zero for the layers of other ranks."""
     vector = torch.zeros(len(moe_layers) * (4 + experts) + 2, dtype=torch.float64, device=known_tokens.device)
     rows = vector[:-2].view(len(moe_layers), 4 + experts)
     for n, layer in enumerate(moe_layers):
-        if layer in by_layer:
-            routes, changed, tokens, entropy, load = by_layer[layer]
-            rows[n, 0], rows[n, 1], rows[n, 2], rows[n, 3] = routes, changed, tokens, entropy
-            rows[n, 4:] = load
+        if (c := by_layer.get(layer)) is not None:
+            rows[n, 0], rows[n, 1], rows[n, 2], rows[n, 3] = c.routes, c.changed, c.tokens, c.entropy
+            rows[n, 4:] = c.load
     vector[-2], vector[-1] = known_tokens, changed_tokens
     return vector

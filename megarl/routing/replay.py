@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.router_replay import RouterReplay
 from torch import Tensor
 
+from megarl.routing.agreement import LayerCounts
 from megarl.routing.trace import LIVE, RoutingError
 
 Mode = Literal["live", "record", "observe", "replay"]
@@ -41,28 +42,13 @@ class GivenRoutes:
 Routes = RecordedRoutes | GivenRoutes
 
 
-@dataclass
-class LayerCounts:
-    """What one router saw since the counts were last taken, padding left out; tensors stay on the device.
-
-    routes: rows with a recorded route, that is (token, layer) pairs. changed: those whose live top-k is another set.
-    load: int64 [experts], tokens sent to each. entropy: sum over all tokens of the router's distribution.
-    tokens: how many there were.
-    """
-
-    routes: Tensor
-    changed: Tensor
-    load: Tensor
-    entropy: Tensor
-    tokens: Tensor
-
-
 class LayerReplay(RouterReplay):
-    """One router. layer: its 0-based decoder layer."""
+    """What one router replays, records and counts. layer: its 0-based decoder layer."""
 
-    def __init__(self, router: TopKRouter, layer: int) -> None:
+    def __init__(self, router: TopKRouter) -> None:
         # Not the parent's: it would enter itself into a list of the process that nothing ever empties.
-        self.router, self.layer = router, layer
+        self.router, self.layer = router, router.layer_number - 1
+        router.router_replay = self
         self.mode: Mode = "live"
         self.counting = False
         self.clear()
@@ -71,7 +57,6 @@ class LayerReplay(RouterReplay):
         """Forget targets, records and counts."""
         self.target_topk_idx: Tensor | None = None
         self.real: Tensor | None = None
-        self.recorded_topk_idx: Tensor | None = None
         self.replay_backward_list: Any = deque()
         self.forwards = self.recomputes = 0
         self.records: list[Tensor] = []
@@ -87,7 +72,7 @@ class LayerReplay(RouterReplay):
         group_topk: int | None = None,
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """[tokens, experts] -> the top-k's values and expert numbers, [tokens, top_k] each."""
+        """Return the top-k's values and expert numbers, [tokens, top_k] each. scores: [tokens, experts]."""
         assert default_compute_topk is not None
         values, live = default_compute_topk(scores, topk, num_groups, group_topk)
         if self.mode == "live":
@@ -119,12 +104,9 @@ class LayerReplay(RouterReplay):
 
     @torch.no_grad()
     def _count(self, scores: Tensor, live: Tensor, target: Tensor, chosen: Tensor) -> None:
-        """target: the given experts or LIVE; chosen: those that are used."""
+        """Add to the counts. target: the given experts or LIVE; chosen: those that are used."""
         if self.counts is None:
-            zero = torch.zeros((), dtype=torch.int64, device=scores.device)
-            load = torch.zeros(scores.shape[1], dtype=torch.int64, device=scores.device)
-            entropy = torch.zeros((), device=scores.device)
-            self.counts = LayerCounts(zero, zero.clone(), load, entropy, zero.clone())
+            self.counts = LayerCounts.zeros(scores.shape[1], scores.device)
         counts, real = self.counts, self.real
         assert real is not None
         known = (target[:, 0] != LIVE) & real
@@ -140,7 +122,7 @@ class LayerReplay(RouterReplay):
 
 
 def _entropy(scores: Tensor, router: TopKRouter) -> Tensor:
-    """[tokens], of the router's distribution over all experts."""
+    """Return the entropy [tokens] of the router's distribution over all experts."""
     if router.score_function == "softmax" and not router.config.moe_router_pre_softmax:
         probabilities = scores.float().softmax(1)
     else:
@@ -148,32 +130,22 @@ def _entropy(scores: Tensor, router: TopKRouter) -> Tensor:
     return torch.special.entr(probabilities).sum(1)
 
 
-@dataclass
 class Replay:
     """All routers of this rank's model chunks, in model order.
 
     recomputed: whether activation recompute runs the routers once more in backward.
     """
 
-    chunks: Sequence[torch.nn.Module]
-    recomputed: bool = False
-    routers: list[list[LayerReplay]] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, chunks: Sequence[torch.nn.Module], recomputed: bool) -> None:
+        self.recomputed = recomputed
         self.routers = [
-            [self._attach(module) for module in chunk.modules() if isinstance(module, TopKRouter)]
-            for chunk in self.chunks
+            [LayerReplay(module) for module in chunk.modules() if isinstance(module, TopKRouter)]
+            for chunk in chunks
         ]
-
-    @staticmethod
-    def _attach(router: TopKRouter) -> LayerReplay:
-        replay = LayerReplay(router, router.layer_number - 1)
-        router.router_replay = replay
-        return replay
 
     @property
     def layers(self) -> list[list[int]]:
-        """The 0-based decoder layers of each chunk's routers."""
+        """Return the 0-based decoder layers of each chunk's routers."""
         return [[router.layer for router in chunk] for chunk in self.routers]
 
     def _all(self) -> list[LayerReplay]:
@@ -190,8 +162,7 @@ class Replay:
             if len(calls) > 1:
                 raise RoutingError(f"routers were called {sorted(calls)} times in one recording")
             for n in range(calls.pop() if calls else 0):
-                layers = [[router.records[n] for router in chunk] for chunk in self.routers]
-                kept.append(RecordedRoutes(layers))
+                kept.append(RecordedRoutes([[r.records[n] for r in chunk] for chunk in self.routers]))
 
     @contextmanager
     def replaying(self, mode: Mode, count: int, *, backward: bool, counted: bool = False) -> Iterator[None]:
@@ -252,12 +223,12 @@ class Replay:
         return take(routes.load()).unbind(1)[first : first + len(self.routers[chunk])]
 
     def take_counts(self) -> dict[int, LayerCounts]:
-        """By layer, since the last pass began; empty where nothing was counted."""
+        """Return the counts of the last pass by layer; empty where nothing was counted."""
         return {router.layer: router.counts for router in self._all() if router.counts is not None}
 
     def take_rows(self) -> Tensor | None:
-        """bool [2, tokens of this rank in all micro-batches]: which had a given route, and whose live routing differs
-        from it in any layer; None where nothing was compared."""
+        """Return bool [2, tokens of this rank in all micro-batches]: which had a given route, and whose live routing
+        differs from it in any layer; None where nothing was compared."""
         compared = [router for router in self._all() if router.known_rows]
         if not compared:
             return None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megarl.routing.trace import LIVE, RoutingError, pack_routes
+from megarl.routing.trace import LIVE, RoutingError
 
 
 class RouteStore:
@@ -27,9 +27,6 @@ class RouteStore:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self.bytes = self.tokens = self.stale = 0
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def add(self, sample_id: str, experts: np.ndarray, stale: np.ndarray) -> None:
         """Keep a sample's routes. experts: unsigned [tokens - 1, layers, top_k]. stale: bool [tokens - 1], rows that
@@ -59,7 +56,7 @@ class RouteStore:
         (layers, top_k)."""
         if not sample_ids:
             return torch.full((1, *shape), LIVE, dtype=torch.int16)
-        return pack_routes([self._whole(name) for name in sample_ids])
+        return torch.from_numpy(np.concatenate([self._whole(name) for name in sample_ids]))
 
     def _whole(self, sample_id: str) -> np.ndarray:
         experts, stale = self._kept[sample_id]

@@ -1,4 +1,4 @@
-"""Route traces as they arrive: checked, and turned into routes by input position of a packed micro-batch."""
+"""Route traces as they arrive: checked, and the rows found that other weights made than the tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from megarl.records import RouteTrace, Sample, WeightSpan
 
@@ -91,8 +89,3 @@ def _versions(spans: Sequence[WeightSpan], tokens: int) -> np.ndarray:
     for span in spans:
         versions[span.start : span.end] = span.version
     return versions
-
-
-def pack_routes(routes: Sequence[np.ndarray]) -> Tensor:
-    """Join [tokens, layers, top_k] of each sequence to those of the packed micro-batch, by input position."""
-    return torch.from_numpy(np.concatenate(routes))

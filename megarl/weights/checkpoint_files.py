@@ -29,11 +29,8 @@ COPIED = (
 )
 KEPT_FLOAT32 = ("e_score_correction_bias",)  # ends of names: routers add it to float32 scores
 
-MULTI_TOKEN_PREDICTION = (
-    "num_nextn_predict_layers",
-    "num_mtp_layers",
-)  # layers that no family trains or writes
-
+# Layers that no family trains or writes.
+MULTI_TOKEN_PREDICTION = ("num_nextn_predict_layers", "num_mtp_layers")
 
 SIZES = (
     "hidden_size",
@@ -204,7 +201,7 @@ def write_checkpoint(
     tensors: Iterable[tuple[str, Tensor]],
     *,
     config: Mapping[str, Any],
-    assets: Path | None,
+    assets: Path,
     dtype: torch.dtype,
     shard_bytes: int = 4 << 30,
 ) -> None:
@@ -240,7 +237,8 @@ def write_checkpoint(
         if size >= shard_bytes:
             flush()
     flush()
-    final = {f"part-{n + 1:05d}.safetensors": _shard_name(n, count) for n in range(count)}
+    names = [WHOLE] if count == 1 else [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
+    final = {f"part-{n:05d}.safetensors": name for n, name in enumerate(names, 1)}
     for old, new in final.items():
         (scratch / old).rename(scratch / new)
     if count > 1:
@@ -257,13 +255,14 @@ def write_checkpoint(
     (scratch / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     for file in final.values():  # safetensors lets nobody but the owner read what it writes
         shutil.copymode(scratch / "config.json", scratch / file)
-    for name in COPIED if assets else ():
-        if (assets / name).is_file():  # type: ignore[operator]
-            shutil.copy(assets / name, scratch / name)  # type: ignore[operator]
+    copy_assets(assets, scratch)
     if folder.exists():
         shutil.rmtree(folder)
     scratch.rename(folder)
 
 
-def _shard_name(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+def copy_assets(source: Path, target: Path) -> None:
+    """Copy the tokenizer and generation files that the folder `source` has into the folder `target`."""
+    for name in COPIED:
+        if (source / name).is_file():
+            shutil.copy(source / name, target / name)

@@ -20,10 +20,10 @@ from megarl.megatron.model import build_model, check_fits
 from megarl.megatron.platform import DTYPES, Platform
 from megarl.megatron.settings import Layout, ModelSettings
 from megarl.weights.checkpoint_files import (
-    COPIED,
     INDEX,
     CheckpointReader,
     HFConfig,
+    copy_assets,
     read_config,
     write_checkpoint,
 )
@@ -113,9 +113,7 @@ def _write_megatron(
         groups.barrier()
         if groups.is_main:
             (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            for name in COPIED:
-                if (described_by / name).is_file():
-                    shutil.copy(described_by / name, scratch / name)
+            copy_assets(described_by, scratch)
             scratch.rename(target)
 
 

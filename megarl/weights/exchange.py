@@ -64,7 +64,7 @@ def _check_shapes(name_map: NameMap, reader: CheckpointReader) -> None:
     for item in name_map.items:
         if (tensor := local.pop(item.name, None)) is None:
             continue
-        _, size = _shard_of(name_map, item)
+        size = _tensor_group(item).size()
         whole = torch.empty(item.transform.whole_shape(tensor, size), device="meta")
         for name, expected in zip(item.hf, item.transform.separate(whole), strict=True):
             if reader.shape(name) != tuple(expected.shape):
@@ -85,18 +85,19 @@ def load(name_map: NameMap, reader: CheckpointReader) -> None:
     tensors = name_map.local_tensors()
     for item in name_map.items:
         if (tensor := tensors.get(item.name)) is not None:
-            rank, size = _shard_of(name_map, item)
+            group = _tensor_group(item)
             for number, name in enumerate(item.hf):
-                item.transform.copy_into_shard(tensor.data, reader.read(name), number, rank, size)
+                part = reader.read(name)
+                item.transform.copy_into_shard(tensor.data, part, number, group.rank(), group.size())
     if name_map.model.optimizer is not None:
         name_map.model.optimizer.reload_model_params()
 
 
-def _shard_of(name_map: NameMap, item: Item) -> tuple[int, int]:
-    """Return which shard of the item's tensor this rank holds, and of how many."""
+def _tensor_group(item: Item) -> dist.ProcessGroup:
+    """Return the ranks over which tensor parallelism splits the item's tensor."""
     if item.expert is not None:
-        return parallel_state.get_expert_tensor_parallel_rank(), name_map.model.layout.expert_shards
-    return parallel_state.get_tensor_model_parallel_rank(), name_map.model.layout.tensor
+        return parallel_state.get_expert_tensor_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
 
 
 @torch.no_grad()
@@ -132,22 +133,17 @@ def _layer_of(item: Item) -> int:
 def _gather(name_map: NameMap, items: list[Item], here: list[Tensor]) -> list[Tensor]:
     """Gather the items' whole tensors from everybody's shards: over tensor parallelism, experts, then pipeline
     stages."""
-    layout = name_map.model.layout
-    expert = items[0].expert is not None
+    layout, transform = name_map.model.layout, items[0].transform
     local: list[Tensor] = []
     if here:
         stacked = torch.stack([p.detach() for p in here])  # [local experts or 1, ...]
-        split = items[0].transform.axis is not None
-        if expert:
-            size, group = layout.expert_shards, parallel_state.get_expert_tensor_parallel_group()
-        else:
-            size, group = layout.tensor, parallel_state.get_tensor_model_parallel_group()
-        shards = _all_gather(stacked, group) if split and size > 1 else [stacked]
-        wholes = [items[0].transform.unshard([s[n] for s in shards]) for n in range(len(here))]
-        if expert and layout.expert > 1:
-            gathered = _all_gather(torch.stack(wholes), parallel_state.get_expert_model_parallel_group())
-            wholes = [whole for part in gathered for whole in part]
-        local = wholes
+        group = _tensor_group(items[0])
+        split = transform.axis is not None and group.size() > 1
+        shards = _all_gather(stacked, group) if split else [stacked]
+        local = [transform.unshard([s[n] for s in shards]) for n in range(len(here))]
+        if items[0].expert is not None and layout.expert > 1:
+            gathered = _all_gather(torch.stack(local), parallel_state.get_expert_model_parallel_group())
+            local = [whole for part in gathered for whole in part]
     return local if layout.pipeline == 1 else _share_over_stages(local)
 
 

@@ -59,11 +59,8 @@ class NameMap:
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's parameters, and its routers' expert biases (buffers), by canonical name. A tied LM head
         on a later stage is the embedding's copy."""
-        experts = self.model.architecture.num_experts
-        first_expert = 0
-        if experts:
-            per_rank = experts // self.model.layout.expert
-            first_expert = per_rank * parallel_state.get_expert_model_parallel_rank()
+        experts_per_rank = self.model.architecture.num_experts // self.model.layout.expert
+        first_expert = experts_per_rank * parallel_state.get_expert_model_parallel_rank()
         return {
             canonical_name(name, chunk, first_expert): tensor
             for chunk in self.model.chunks

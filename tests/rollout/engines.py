@@ -47,17 +47,21 @@ def scripted_reference(model: Path) -> ScriptedModel:
     return ScriptedModel(read_weights(model), context_of(model, model).architecture)
 
 
-def make_sglang(
-    model: Path, work: Path, engine: dict[str, Any] | None = None, **settings: Any
-) -> SGLangEngine:
-    """A managed server. engine: further arguments of `SGLangEngine`; settings: of `SGLangSettings`."""
+def make_sglang(model: Path, work: Path, **settings: Any) -> SGLangEngine:
+    """A managed server. settings: of `SGLangSettings`."""
     chosen: dict[str, Any] = {
         "python": str(find_sglang()),
         "max_running_requests": 8,
         "start_timeout_s": 600,
         **settings,
     }
-    return SGLangEngine(SGLangSettings(**chosen), context_of(model, work), **(engine or {}))
+    return SGLangEngine(SGLangSettings(**chosen), context_of(model, work))
+
+
+def leaders_of(engine: SGLangEngine) -> list[int]:
+    """The process groups of the servers that it manages."""
+    processes = [server.process for server in engine._started().servers]
+    return [process.pid for process in processes if process and process.pid is not None]
 
 
 def find_sglang() -> Path:

@@ -21,6 +21,7 @@ from megarl.records import Prompt, Sample
 from megarl.rollout.engine import Engine, GenerateRequest, GenerateResult, SamplingParams, iterate
 from megarl.rollout.sglang.engine import SGLangEngine
 from tests.models import SHAPE, VOCABULARY
+from tests.rollout.engines import leaders_of
 from tests.rollout.reference import Reference, checkpoint_weights
 
 CLOSE = 1e-4  # log-probabilities of float32 weights, summed in another order
@@ -61,7 +62,7 @@ def processes_below_us() -> set[int]:
 
 def processes_of(engine: Engine) -> set[int]:
     """The process groups of the servers that it manages; an engine without servers has none."""
-    leaders = engine.processes() if isinstance(engine, SGLangEngine) else []
+    leaders = leaders_of(engine) if isinstance(engine, SGLangEngine) else []
     return {pid for pid in processes_below_us() if os.getpgid(pid) in leaders}
 
 

@@ -106,7 +106,7 @@ def test_scoring_waits_neither_for_the_rounds_end_nor_for_other_scores() -> None
 
 
 def test_a_prompt_that_no_retry_can_mend_and_an_engine_that_breaks_off_end_the_round() -> None:
-    with pytest.raises(UserError, match=r"'9/1/0'.*context of 64 tokens"):
+    with pytest.raises(UserError, match=r"'long#9\.1\.0'.*context of 64 tokens"):
         sampled(scripted(), [PROMPTS[0], Prompt("long", np.zeros(60), "", "exact", {})])
     with pytest.raises(EngineError, match="breaks off"):
         sampled(scripted("engine_error"))

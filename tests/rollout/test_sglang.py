@@ -20,14 +20,15 @@ import torch
 
 from megarl.errors import UserError
 from megarl.rollout.engine import EngineError
+from megarl.rollout.sglang import sync
 from megarl.rollout.sglang.engine import SGLangEngine
 from megarl.rollout.sglang.settings import SGLangSettings
 from tests.models import tiny_qwen3, tiny_qwen3_moe
-from tests.rollout.engines import ENGINES, EngineEntry, find_sglang, make_sglang
+from tests.rollout.engines import ENGINES, EngineEntry, find_sglang, leaders_of, make_sglang
 from tests.rollout.reference import Reference, checkpoint_weights
 from tests.rollout.scripted import context_of
 from tests.rollout.test_engine_contract import CLOSE, generate, iterate, make_request, updating
-from tests.rollout.test_sglang_parts import alive
+from tests.rollout.test_sglang_parts import alive, wait_for_the_end
 
 pytestmark = pytest.mark.sglang
 
@@ -40,7 +41,7 @@ def entry() -> EngineEntry:
 
 def process_group(engine: SGLangEngine) -> list[int]:
     """Process ids of the first server: the supervisor, SGLang and its children."""
-    leader = engine.processes()[0]
+    leader = leaders_of(engine)[0]
     return [leader, *(child.pid for child in psutil.Process(leader).children(recursive=True))]
 
 
@@ -49,9 +50,8 @@ def attached(
 ) -> SGLangEngine:
     """An engine that is given the running server's URL. context: changes of `context_of`; settings: of
     `SGLangSettings`."""
-    further = {key: settings.pop(key) for key in ("pause_mode", "bucket_bytes") if key in settings}
     made = context_of(model, Path("/nowhere"), **(context or {}))
-    return SGLangEngine(SGLangSettings(urls=engine.urls(), **settings), made, **further)
+    return SGLangEngine(SGLangSettings(urls=engine.urls(), **settings), made)
 
 
 def test_a_killed_server_is_started_again_with_the_last_weights_and_its_requests_are_retried(
@@ -81,9 +81,10 @@ def test_a_killed_server_is_started_again_with_the_last_weights_and_its_requests
 
 
 def test_weights_reach_a_given_server_by_broadcast_too(
-    engine: SGLangEngine, newer_policy: Path, newer_reference: Reference
+    engine: SGLangEngine, newer_policy: Path, newer_reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = attached(engine, newer_policy, transport="broadcast", bucket_bytes=100_000)
+    monkeypatch.setattr(sync, "BUCKET_BYTES", 100_000)
+    given = attached(engine, newer_policy, transport="broadcast")
     given.start()
     for version in (1, 2):
         with updating(given):
@@ -183,19 +184,14 @@ def test_killing_megarl_while_a_server_starts_leaves_no_orphan(policy: Path, tmp
     time.sleep(3)
     family = [child.pid for child in parent.children(recursive=True)]
     parent.kill()
-    deadline = time.monotonic() + 30
-    while alive(family) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(family)
+    wait_for_the_end(family)
     os.waitpid(parent.pid, 0)
 
 
 def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved_and_pauses_in_place(tmp_path: Path) -> None:
     model = tiny_qwen3(tmp_path / "old", tie_word_embeddings=True)
     newer = tiny_qwen3(tmp_path / "new", tie_word_embeddings=True, seed=1)
-    engine = make_sglang(
-        model, tmp_path, {"pause_mode": "in_place"}, dtype="bfloat16", max_running_requests=2
-    )
+    engine = make_sglang(model, tmp_path, pause_mode="in_place", dtype="bfloat16", max_running_requests=2)
     try:
         engine.start()
         assert engine.update_weights(checkpoint_weights(model).items(), 1) == engine.fingerprint()

@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from megarl.errors import UserError
+from megarl.megatron.architecture import Architecture
 from megarl.records import WeightSpan
 from megarl.rollout.engine import EngineError, GenerateRequest, SamplingParams
 from megarl.rollout.sglang import layout as layouts
@@ -32,14 +33,19 @@ from megarl.rollout.sglang.layout import FusedDigests, FusedLayout, gpu_hash, pa
 from megarl.rollout.sglang.process import ServerDied, ServerProcess, free_port
 from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.transports import make_buckets
-from megarl.rollout.sglang.wire import RouteFormat, decode_result, encode_request
+from megarl.rollout.sglang.wire import decode_result, encode_request
 from tests.models import MOE_SHAPE, SHAPE, tiny_qwen3_moe
 from tests.rollout.reference import checkpoint_weights
 from tests.rollout.scripted import context_of
 
 # --- the wire ---
 
-ROUTES = RouteFormat(layers=4, moe_layers=(1, 3), experts=300, top_k=2)
+MODEL = Architecture(
+    {"num_layers": 4, "num_moe_experts": 300, "moe_router_topk": 2},
+    vocab_size=50,
+    max_positions=64,
+    moe_layers=(1, 3),
+)
 REQUEST = GenerateRequest("sample/7", np.array([5, 6, 7], dtype=np.int32), SamplingParams(8), True)
 
 
@@ -63,12 +69,14 @@ def answer(experts: np.ndarray | None = None, **meta: Any) -> dict[str, Any]:
 
 def test_dense_layers_are_dropped_and_the_smallest_integer_type_is_used() -> None:
     experts = np.arange(4 * 4 * 2).reshape(4, 4, 2) + 250
-    result = decode_result(REQUEST, answer(experts), ROUTES, "retract")
+    result = decode_result(REQUEST, answer(experts), MODEL)
     assert result.routes is not None
     np.testing.assert_array_equal(result.routes.experts, experts[:, [1, 3]])
     assert result.routes.experts.dtype == np.uint16
-    assert RouteFormat(4, (0,), 256, 2).dtype == np.uint8
-    assert RouteFormat(4, (0,), 257, 2).dtype == np.uint16
+    small = replace(MODEL, transformer={**MODEL.transformer, "num_moe_experts": 256})
+    result = decode_result(REQUEST, answer(experts % 256), small)
+    assert result.routes is not None
+    assert result.routes.experts.dtype == np.uint8
 
 
 @pytest.mark.parametrize(
@@ -93,26 +101,26 @@ def test_an_answer_that_contradicts_itself_is_an_error_naming_the_sample(
     broken: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(EngineError, match=f"(?s)'sample/7'.*{complaint}"):
-        decode_result(REQUEST, answer(**broken), ROUTES, "retract")
+        decode_result(REQUEST, answer(**broken), MODEL)
 
 
 def test_routes_of_a_retracted_request_belong_to_the_last_weights() -> None:
     versions = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
-    result = decode_result(REQUEST, answer(weight_versions=versions, num_retractions=1), ROUTES, "retract")
+    result = decode_result(REQUEST, answer(weight_versions=versions, num_retractions=1), MODEL)
     assert result.spans == (WeightSpan(3, 0, 1), WeightSpan(4, 1, 2))
     assert result.routes is not None
     assert result.routes.spans == (WeightSpan(4, 0, 2),)
-    stayed = decode_result(REQUEST, answer(weight_versions=versions), ROUTES, "in_place")
+    stayed = decode_result(REQUEST, answer(weight_versions=versions), MODEL, "in_place")
     assert stayed.routes is not None
     assert stayed.routes.spans == stayed.spans
     with pytest.raises(EngineError, match="unknown"):
-        decode_result(REQUEST, answer(weight_versions=versions, num_retractions=1), ROUTES, "in_place")
+        decode_result(REQUEST, answer(weight_versions=versions, num_retractions=1), MODEL, "in_place")
 
 
 def test_an_abort_in_the_queue_has_no_routes_and_so_yields_no_tokens() -> None:
     aborted = answer(finish_reason={"type": "abort", "message": "Abort in waiting queue"})
     del aborted["meta_info"]["routed_experts"]
-    result = decode_result(REQUEST, aborted, ROUTES, "retract")
+    result = decode_result(REQUEST, aborted, MODEL)
     assert result.finish_reason == "abort"
     assert (len(result.response_ids), len(result.logprobs), result.spans, result.routes) == (0, 0, (), None)
 
@@ -302,7 +310,7 @@ def a_server(
         [sys.executable, "-c", program, *arguments],
         host="127.0.0.1",
         address="127.0.0.1",
-        port=port,
+        fixed_port=port,
         log_file=tmp_path / "logs" / "server.log",
         environment=environment or {},
         start_timeout=timeout,
@@ -316,7 +324,7 @@ def alive(pids: list[int]) -> list[int]:
 
 
 def wait_for_the_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while alive(pids) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not alive(pids)
@@ -414,7 +422,8 @@ from pathlib import Path
 from megarl.rollout.sglang.process import ServerProcess
 server = ServerProcess(
     [sys.executable, "-c", sys.argv[1]],
-    host="127.0.0.1", address="127.0.0.1", port=None, log_file=Path(sys.argv[2]), environment={}, start_timeout=60.0,
+    host="127.0.0.1", address="127.0.0.1", fixed_port=None,
+    log_file=Path(sys.argv[2]), environment={}, start_timeout=60.0,
 )
 server.start()
 print(server.pid, flush=True)
@@ -477,9 +486,12 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
 def test_a_servers_command_line_says_what_the_settings_do(tmp_path: Path) -> None:
     context = context_of(tiny_qwen3_moe(tmp_path / "model"), tmp_path, dtype=torch.bfloat16, seed=5)
     settings = SGLangSettings(
-        python=sys.executable, max_running_requests=4, args={"mem_fraction_static": 0.4, "log_requests": True}
+        python=sys.executable,
+        max_running_requests=4,
+        pause_mode="in_place",
+        args={"mem_fraction_static": 0.4, "log_requests": True},
     )
-    words = server_command(settings, context, 2, "in_place")
+    words = server_command(settings, context, 2)
     assert words[:3] == [sys.executable, "-m", "sglang_cpu"]
     pairs = dict(itertools.pairwise(words))
     expected = {"--dtype": "bfloat16", "--context-length": "520", "--random-seed": "7"}
@@ -487,6 +499,6 @@ def test_a_servers_command_line_says_what_the_settings_do(tmp_path: Path) -> Non
     assert {key: pairs[key] for key in expected} == expected
     assert {"--enable-return-routed-experts", "--disable-radix-cache", "--log-requests"} <= set(words)
     assert words[-1] == "--log-requests", "a user's words win over megarl's"
-    there = server_command(settings, replace(context, device="cuda"), 2, "retract")
+    there = server_command(settings, replace(context, device="cuda"), 2)
     assert there[there.index("--base-gpu-id") + 1] == "2"
     assert "--max-total-tokens" not in there

@@ -139,5 +139,5 @@ def test_beyond_its_memory_the_store_uses_a_file_and_frees_it(tmp_path) -> None:
     assert torch.equal(outside.packed(names, (3, 2)), expected)
     assert any(isinstance(experts, np.memmap) for experts, _ in outside._kept.values())
     outside.close()
-    assert len(outside) == 0
+    assert not outside._kept
     assert not list(tmp_path.iterdir())

@@ -49,5 +49,5 @@ def test_replicas_on_other_nodes_reach_the_servers_of_the_first(
     engine = config.engine.make(context)
     assert isinstance(engine, SGLangEngine)
     server = engine._process(0)
-    assert (server._host, server._address) == (host, address)
+    assert (server.host, server.address) == (host, address)
     assert engine._settings.transport == engine_words.get("transport", "http")

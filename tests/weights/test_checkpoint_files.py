@@ -313,14 +313,14 @@ def test_layers_of_multi_token_prediction_are_left_out(ranks: RankPool, tmp_path
     assert told["with"] is None
     assert "first 'model.layers.3.eh_proj.weight'" in told["without"]
     written = tmp_path / "written"
-    write_checkpoint(written, (), config=read_config(folder), assets=None, dtype=torch.float32)
+    write_checkpoint(written, (), config=read_config(folder), assets=folder, dtype=torch.float32)
     assert read_config(written)["num_nextn_predict_layers"] == 0
 
 
 def test_a_full_disk_is_an_error_of_the_system_and_leaves_no_folder(tmp_path: Path) -> None:
     with full_disk(), pytest.raises(OSError, match="File too large"):
         write_checkpoint(
-            tmp_path / "target", [("w", torch.zeros(9999))], config={}, assets=None, dtype=torch.float32
+            tmp_path / "target", [("w", torch.zeros(9999))], config={}, assets=tmp_path, dtype=torch.float32
         )
     assert not (tmp_path / "target").exists()
 
@@ -357,7 +357,7 @@ def test_a_selection_bias_stays_float32_in_a_bfloat16_checkpoint(tmp_path: Path)
     folder = make("moonlight", tmp_path / "moonlight")
     tensors = load_file(folder / "model.safetensors")
     write_checkpoint(
-        tmp_path / "target", tensors.items(), config=read_config(folder), assets=None, dtype=torch.bfloat16
+        tmp_path / "target", tensors.items(), config=read_config(folder), assets=folder, dtype=torch.bfloat16
     )
     written = load_file(tmp_path / "target" / "model.safetensors")
     biases = [name for name in written if name.endswith("e_score_correction_bias")]

@@ -10,7 +10,7 @@ import pytest
 
 from megarl.errors import UserError
 from megarl.weights.families import family_of
-from megarl.weights.families.qwen3 import QWEN3
+from megarl.weights.families.qwen import QWEN3
 
 MINE = replace(QWEN3, name="mine", architectures=("MyMoeForCausalLM",))
 

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from megarl.errors import UserError, did_you_mean
 from megarl.rollout.embedded.batch import DecodeBatch
 from megarl.rollout.embedded.job import Job
-from megarl.rollout.embedded.load import load
 from megarl.rollout.embedded.model import HFModel
+from megarl.rollout.embedded.qwen3 import Qwen3
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream, check_request
 from megarl.weights.fingerprint import digest
 
@@ -73,13 +73,15 @@ class EmbeddedEngine:
 
         Raises UserError for a request that cannot be met, before anything of the call is sampled.
         """
-        batch = self._ready()
+        batch = self._started()
+        if not self._has_weights:
+            raise EngineError(f"the embedded engine cannot sample: {self.health()}")
         self._check(requests, batch.model)
         outbox: deque[GenerateResult] = deque()
         pending = {request.request_id for request in requests}
         self._under_way |= pending
         try:
-            batch.add([self._job(request, outbox) for request in requests])
+            batch.add([self._job(request, batch.model, outbox) for request in requests])
             await asyncio.sleep(0)  # calls made together enter the batch together
             while pending:
                 while outbox:
@@ -154,11 +156,8 @@ class EmbeddedEngine:
     def health(self) -> str | None:
         if self._batch is None:
             return "not started"
-        return (
-            None
-            if self._has_weights
-            else "no weights yet: built from a configuration, waits for update_weights"
-        )
+        waiting = "no weights yet: built from a configuration, waits for update_weights"
+        return None if self._has_weights else waiting
 
     def fingerprint(self) -> dict[str, str]:
         return {name: digest(tensor) for name, tensor in self._started().model.weights.items()}
@@ -172,22 +171,15 @@ class EmbeddedEngine:
             raise EngineError("the embedded engine is not started")
         return self._batch
 
-    def _ready(self) -> DecodeBatch:
-        batch = self._started()
-        if not self._has_weights:
-            raise EngineError(f"the embedded engine cannot sample: {self.health()}")
-        return batch
-
-    def _job(self, request: GenerateRequest, outbox: deque[GenerateResult]) -> Job:
+    def _job(self, request: GenerateRequest, model: HFModel, outbox: deque[GenerateResult]) -> Job:
         seed = request.sampling.seed
-        batch = self._started()
         return Job(
             request=request,
             seed=int(self._seeds.integers(2**63)) if seed is None else seed,
             outbox=outbox,
             tokens=np.asarray(request.token_ids, dtype=np.int64),
             logprobs=np.empty(0, dtype=np.float32),
-            routes=np.empty((0, *batch.model.route_shape), dtype=batch.model.route_dtype),
+            routes=np.empty((0, *model.route_shape), dtype=model.route_dtype),
         )
 
     def _check(self, requests: Sequence[GenerateRequest], model: HFModel) -> None:
@@ -199,3 +191,35 @@ class EmbeddedEngine:
             seen.add(request.request_id)
             has_routes = bool(model.route_shape[0])
             check_request(request, context=model.context, vocabulary=model.vocabulary, routes=has_routes)
+
+
+def load(source: Path | str | PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> HFModel:
+    """Load a folder with its weights, or a configuration (weights are then noise until they are set).
+
+    Raises UserError for a folder without a model, an architecture transformers doesn't know, or one that the
+    engine would get wrong.
+    """
+    if not isinstance(source, PreTrainedConfig) and not (Path(source) / "config.json").is_file():
+        raise UserError(f"{source}: no Hugging Face model here (config.json is missing)")
+    options = {"dtype": dtype, "attn_implementation": "sdpa"}
+    try:
+        if isinstance(source, PreTrainedConfig):
+            refuse_unsupported(source)
+            network = AutoModelForCausalLM.from_config(source, **options)
+        else:
+            refuse_unsupported(AutoConfig.from_pretrained(str(source)))
+            network = AutoModelForCausalLM.from_pretrained(str(source), local_files_only=True, **options)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{source}: transformers cannot load this model: {error}") from error
+    network = network.to(device)
+    return Qwen3(network) if Qwen3.fits(network) else HFModel(network)
+
+
+def refuse_unsupported(config: PreTrainedConfig) -> None:
+    """Refuse a sliding window and linear attention: the cache holds every token of every layer."""
+    others = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if others:
+        raise UserError(
+            f"the embedded engine runs full attention only; {config.model_type} has "
+            f"{', '.join(sorted(others))} layers. Use the sglang engine."
+        )

@@ -105,7 +105,7 @@ class HFModel:
         experts = [m for m in network.modules() if is_experts(m)]
         self.experts = max((m.num_experts for m in experts), default=0)
         self.route_shape = (len(experts), getattr(config, "num_experts_per_tok", 0) if experts else 0)
-        self.route_dtype = np.dtype(np.uint8 if self.experts <= 256 else np.uint16)
+        self.route_dtype = np.min_scalar_type(max(self.experts - 1, 0))
         self._seen: list[torch.Tensor] | None = None
         for module in experts:
             module.register_forward_pre_hook(self._see, with_kwargs=True)

@@ -1,23 +1,28 @@
-"""One SGLang server as the engine sees it: control calls, what it says about itself, its life."""
+"""One SGLang server as the engine sees it (control calls, what it says about itself, its life), and calls to many."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import httpx
 
 from megarl.errors import UserError
 from megarl.rollout.engine import EngineError
-from megarl.rollout.sglang.layout import digest_key
+from megarl.rollout.sglang.layout import FusedLayout
 from megarl.rollout.sglang.process import ServerProcess
 
 CONTROL_TIMEOUT = 600.0  # a weight bucket may take long; a dead server is noticed by its closed connection
 HEALTH_TIMEOUT = 10.0
 DYING_SECONDS = 30.0  # how long a process that does not answer may take to answer or to end
+AT_ONCE = 16  # calls to servers
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Server:
@@ -74,11 +79,11 @@ class Server:
         response.raise_for_status()
         return response.json()
 
-    def digests(self, tp_size: int) -> dict[str, str]:
+    def digests(self, layout: FusedLayout) -> dict[str, str]:
         """Return the hash of every parameter, computed now from the memory that samples."""
         answer = self.post("/weights_checker", {"action": "checksum"})
         return {
-            digest_key(name, rank["parallelism_info"][0]["tp_rank"], tp_size): digest
+            layout.key(name, rank["parallelism_info"][0]["tp_rank"]): digest
             for rank in answer["ranks"]
             for name, digest in rank["checksums"].items()
         }
@@ -142,3 +147,15 @@ def error_message(response: httpx.Response) -> str:
             error = error.get("message", error)
         return str(error)[:1000]
     return str(answer)[:1000]
+
+
+def at_once(action: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Do `action` to every item, in threads of this call; wait for all, then raise the first failure.
+
+    Threads are not shared between calls, so that one call may be made from within another.
+    """
+    if len(items) <= 1:
+        return [action(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), AT_ONCE)) as threads:
+        done = [threads.submit(action, item) for item in items]
+    return [future.result() for future in done]

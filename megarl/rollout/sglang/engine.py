@@ -26,57 +26,29 @@ import torch
 from megarl.errors import UserError
 from megarl.rollout.declaration import EngineContext
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, WeightStream, check_request
-from megarl.rollout.sglang.client import Server
-from megarl.rollout.sglang.launch import dtype_of, log_file, server_command, server_environment
+from megarl.rollout.sglang.client import Server, at_once
+from megarl.rollout.sglang.launch import dtype_of, server_command, server_environment
 from megarl.rollout.sglang.layout import FusedLayout, expected_names
-from megarl.rollout.sglang.parallel import at_once
 from megarl.rollout.sglang.process import ServerProcess
 from megarl.rollout.sglang.requests import RequestRunner
 from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.sync import WeightSync
 from megarl.rollout.sglang.transports import BroadcastTransport, HttpTransport, Transport
-from megarl.rollout.sglang.wire import PauseMode, RouteFormat, decode_result
+from megarl.rollout.sglang.wire import decode_result
 
 MAX_RESTARTS = 3  # of one server, before giving up
 
 
 class SGLangEngine:
-    """The engine contract (`megarl.rollout.engine.Engine`) met by SGLang servers.
+    """The engine contract (`megarl.rollout.engine.Engine`) met by SGLang servers."""
 
-    pause_mode: "retract" (waiting requests are prefilled again with the new weights) or "in_place" (they keep keys and
-        values of the old weights; faster, and the policy that samples is then a mixture).
-    bucket_bytes: weights sent at once.
-    keep_weights: hold the last weights in host memory, so that a server started again gets them at once; without,
-        `generate` raises EngineError until the next `update_weights`.
-    """
-
-    def __init__(
-        self,
-        settings: SGLangSettings,
-        context: EngineContext,
-        *,
-        pause_mode: PauseMode = "retract",
-        bucket_bytes: int = 128 << 20,
-        keep_weights: bool = True,
-    ) -> None:
-        architecture = context.architecture
+    def __init__(self, settings: SGLangSettings, context: EngineContext) -> None:
         self._settings = settings
         self._context = context
-        self._pause_mode = pause_mode
-        self._bucket_bytes = bucket_bytes
-        self._keep_weights = keep_weights
         self._address = settings.address or context.address or "127.0.0.1"
         self._layout = FusedLayout.of(
             context.model_path, tp_size=settings.tensor_parallel, device=context.device
         )
-        self._routes: RouteFormat | None = None
-        if architecture.moe_layers:
-            self._routes = RouteFormat(
-                layers=architecture.transformer["num_layers"],
-                moe_layers=architecture.moe_layers,
-                experts=architecture.num_experts,
-                top_k=architecture.top_k,
-            )
         self._running: _Running | None = None
         self._paused = False
 
@@ -125,18 +97,14 @@ class SGLangEngine:
     def urls(self) -> tuple[str, ...]:
         return tuple(server.url for server in self._started().servers)
 
-    def processes(self) -> list[int]:
-        """Return the process group of each managed server that runs."""
-        managed = [server.process.pid for server in self._started().servers if server.process]
-        return [pid for pid in managed if pid is not None]
-
     # --- generation ---
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[GenerateResult]:
         running = self._started()
         if running.sync.trouble:
             raise EngineError(running.sync.trouble)
-        shape, routes = self._context.architecture, self._routes is not None
+        shape = self._context.architecture
+        routes = bool(shape.moe_layers)
         for request in requests:
             check_request(request, context=shape.max_positions, vocabulary=shape.vocab_size, routes=routes)
         async with contextlib.aclosing(running.requests.run(requests)) as results:
@@ -147,7 +115,7 @@ class SGLangEngine:
         self._started().requests.abort(request_ids)
 
     def pause(self) -> None:
-        self._control("/pause_generation", {"mode": self._pause_mode})
+        self._control("/pause_generation", {"mode": self._settings.pause_mode})
         self._paused = True
 
     def resume(self) -> None:
@@ -156,16 +124,16 @@ class SGLangEngine:
 
     def flush(self) -> None:
         # A server that pauses in place has no prefix cache, and what runs there keeps its keys and values.
-        if self._pause_mode == "retract":
+        if self._settings.pause_mode == "retract":
             self._control("/flush_cache", {})
 
     # --- weights ---
 
     def update_weights(self, stream: WeightStream, version: int) -> dict[str, str]:
-        """Meet `Engine.update_weights`. Unless `keep_weights`, the tensors must not change before it returns.
+        """Meet `Engine.update_weights`.
 
-        A server that dies in the middle is started again and loaded from the kept weights. Raises EngineError
-        without these, or if that fails too.
+        A server that dies in the middle is started again and loaded from the kept weights. Raises EngineError if that
+        fails too.
         """
         running = self._started()
         digests, failure = running.sync.update(running.servers, stream, version)
@@ -177,7 +145,7 @@ class SGLangEngine:
 
     def fingerprint(self) -> dict[str, str]:
         running = self._started()
-        digests, *others = at_once(lambda server: server.digests(self._layout.tp_size), running.servers)
+        digests, *others = at_once(lambda server: server.digests(self._layout), running.servers)
         for number, other in enumerate(others, start=1):
             for name in digests.keys() | other.keys():
                 if digests.get(name) != other.get(name):
@@ -198,17 +166,17 @@ class SGLangEngine:
         settings, context = self._settings, self._context
         alone = context.address is None
         return ServerProcess(
-            server_command(settings, context, number, self._pause_mode),
+            server_command(settings, context, number),
             host="127.0.0.1" if alone else "0.0.0.0",
             address="127.0.0.1" if alone else self._address,
-            port=settings.port + number if settings.port else None,
-            log_file=log_file(context.folder, number),
+            fixed_port=settings.port + number if settings.port else None,
+            log_file=context.folder / (f"sglang.{number}.log" if number else "sglang.log"),
             environment=server_environment(settings, context),
             start_timeout=settings.start_timeout_s,
         )
 
     def _decode(self, request: GenerateRequest, answer: dict[str, Any]) -> GenerateResult:
-        return decode_result(request, answer, self._routes, self._pause_mode)
+        return decode_result(request, answer, self._context.architecture, self._settings.pause_mode)
 
     def _start_server(self, server: Server, *arguments: str) -> None:
         server.start(*arguments)
@@ -227,9 +195,9 @@ class SGLangEngine:
             "pp_size": 1,
             "ep_size": 1,
         }
-        if self._routes:
+        if context.architecture.moe_layers:
             wanted["enable_return_routed_experts"] = True
-        if self._pause_mode == "in_place":
+        if self._settings.pause_mode == "in_place":
             wanted["disable_radix_cache"] = True
         for key, value in wanted.items():
             if info.get(key) != value:
@@ -241,8 +209,8 @@ class SGLangEngine:
                 f"{length}: raise engine.max_total_tokens, or start it with a longer context"
             )
         expected = expected_names(context.model_path, self._layout)
-        held = server.digests(self._layout.tp_size).keys()
-        if expected and expected != held:
+        held = server.digests(self._layout).keys()
+        if expected != held:
             raise UserError(
                 f"{where} doesn't hold what {context.model_path} gives: it would sample with random "
                 f"values for {sorted(held - expected) or 'nothing'} and without "
@@ -289,7 +257,7 @@ class SGLangEngine:
             self._start_server(server, *(["--weight-version", "none"] if running.sync.version else []))
             running.sync.reload([server])
             if self._paused:
-                server.post("/pause_generation", {"mode": self._pause_mode})
+                server.post("/pause_generation", {"mode": self._settings.pause_mode})
 
 
 class _Running:
@@ -307,9 +275,7 @@ class _Running:
             engine._layout,
             dtype=getattr(torch, dtype_of(settings, context)),
             device=context.device,
-            bucket_bytes=engine._bucket_bytes,
-            keep=engine._keep_weights,
-            flush=engine._pause_mode == "retract",
+            flush=settings.pause_mode == "retract",
         )
         self.requests = RequestRunner(
             servers,

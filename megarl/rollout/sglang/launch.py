@@ -1,13 +1,11 @@
-"""How a managed server is started: its command line, its environment variables, its log file."""
+"""How a managed server is started: its command line and its environment variables."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from megarl.rollout.declaration import EngineContext
 from megarl.rollout.sglang.settings import SGLangSettings
-from megarl.rollout.sglang.wire import PauseMode
 
 # SGLang keeps back up to 7 tokens of its context length; it is told more so that all of ours can be used.
 SPARE_CONTEXT = 8
@@ -18,14 +16,7 @@ def dtype_of(settings: SGLangSettings, context: EngineContext) -> str:
     return str(context.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
 
 
-def log_file(folder: Path, number: int) -> Path:
-    """Return the log file of server `number`; those after the first have their number in the name."""
-    return folder / (f"sglang.{number}.log" if number else "sglang.log")
-
-
-def server_command(
-    settings: SGLangSettings, context: EngineContext, number: int, pause_mode: PauseMode
-) -> list[str]:
+def server_command(settings: SGLangSettings, context: EngineContext, number: int) -> list[str]:
     """Return the command line that starts server `number`, without host and port.
 
     Raises UserError if SGLang's environment is missing.
@@ -53,7 +44,7 @@ def server_command(
     flags = ["--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle"]
     if context.architecture.moe_layers:
         flags.append("--enable-return-routed-experts")
-    if pause_mode == "in_place":
+    if settings.pause_mode == "in_place":
         flags.append("--disable-radix-cache")  # prefixes of old weights would be found in it
     for name, value in settings.args.items():
         flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
 
 from megarl.errors import UserError
-from megarl.weights.checkpoint_files import read_config
+from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.families import family_of
 from megarl.weights.families.base import WHOLE, expand, experts_of
 from megarl.weights.transforms import Copy, FuseQKV, PadVocabulary
@@ -111,8 +110,8 @@ class FusedLayout:
         return tensor.chunk(ranks, dim=transform.axis)[index]
 
     def key(self, name: str, rank: int) -> str:
-        """Name the digest of a parameter in this rank's memory."""
-        return digest_key(name, rank, self.tp_size)
+        """Name a digest: the server's parameter name, and the rank when there are several."""
+        return name if self.tp_size == 1 else f"{name}@tp{rank}"
 
     def _pad_vocabulary(self, tensor: torch.Tensor) -> torch.Tensor:
         rows = _round_up(len(tensor), _VOCABULARY_ROWS)
@@ -164,22 +163,10 @@ class FusedDigests:
         return self._digests
 
 
-def digest_key(name: str, rank: int, tp_size: int) -> str:
-    """Name a digest: the server's parameter name, and the rank when there are several."""
-    return name if tp_size == 1 else f"{name}@tp{rank}"
-
-
 def expected_names(model_path: Path, layout: FusedLayout) -> set[str]:
-    """Return the parameter names a server must hold for this checkpoint, from the headers of its safetensors files;
-    none if the folder has no such file.
-    """
-    names: set[str] = set()
-    for file in sorted(model_path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():
-                if part := layout.part(name):
-                    names |= {layout.key(part.name, rank) for rank in range(layout.tp_size)}
-    return names
+    """Return the names of the digests that a server must have for this checkpoint. Only file headers are read."""
+    parts = filter(None, map(layout.part, CheckpointReader(model_path).names()))
+    return {layout.key(part.name, rank) for part in parts for rank in range(layout.tp_size)}
 
 
 def sha256_hash(tensor: torch.Tensor) -> str:

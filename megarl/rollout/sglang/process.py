@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -35,53 +36,41 @@ class ServerDied(UserError):
     """The server ended while it started; the message holds its last log lines."""
 
 
+@dataclass(eq=False)
 class ServerProcess:
     """A server process group and its log file.
 
     command: the interpreter, `-m`, the module and its arguments, without host and port.
-    host: what it listens on. address: where others find it. port: fixed by the user, or None for any free one.
+    host: what it listens on. address: where others find it. fixed_port: the user's, or None for any free one.
     environment: added to what this process inherits (minus the launcher's variables).
     start_timeout: seconds until it must answer.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        host: str,
-        address: str,
-        port: int | None,
-        log_file: Path,
-        environment: Mapping[str, str],
-        start_timeout: float,
-    ) -> None:
-        self._command = list(command)
-        self._host = host
-        self._address = address
-        self._fixed_port = port
-        self._environment = environment
-        self._start_timeout = start_timeout
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = port or 0
-        self.log_file = log_file
+    command: Sequence[str]
+    host: str
+    address: str
+    fixed_port: int | None
+    log_file: Path
+    environment: Mapping[str, str]
+    start_timeout: float
+    port: int = field(default=0, init=False)
+    _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
     def url(self) -> str:
-        return f"http://{self._address}:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """The process group's id while it runs."""
+        """Return the process group's id while it runs."""
         return self._process.pid if self._process and self._process.poll() is None else None
 
     def ends_within(self, seconds: float) -> bool:
         """Tell whether it has ended, or does so in this time."""
-        deadline = time.monotonic() + seconds
-        while self.pid is not None:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.02)
-        return True
+        if (process := self._process) is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+        return self.pid is None
 
     def start(self, *arguments: str) -> None:
         """Start, with these further arguments, and wait until the server answers.
@@ -97,8 +86,8 @@ class ServerProcess:
                 return
             except ServerDied:
                 self.stop()
-                taken = not _is_free(self._host, self.port) or IN_USE in self.log_tail(200)
-                if self._fixed_port or not taken or attempt == 2:
+                taken = not _is_free(self.host, self.port) or IN_USE in self.log_tail(200)
+                if self.fixed_port or not taken or attempt == 2:
                     raise
             except BaseException:
                 self.stop()
@@ -143,22 +132,22 @@ class ServerProcess:
         return "\n".join(line[:400] for line in text.splitlines()[-lines:])
 
     def _choose_port(self, again: bool) -> int:
-        if self._fixed_port is None:
+        if self.fixed_port is None:
             # After a restart where it was: others may know it by its URL.
-            keep = self.port and not again and _is_free(self._host, self.port)
-            return self.port if keep else free_port(self._host)
-        if not _is_free(self._host, self._fixed_port):
+            keep = self.port and not again and _is_free(self.host, self.port)
+            return self.port if keep else free_port(self.host)
+        if not _is_free(self.host, self.fixed_port):
             raise UserError(
-                f"port {self._fixed_port} on {self._host} is in use: stop what listens there, or leave the "
+                f"port {self.fixed_port} on {self.host} is in use: stop what listens there, or leave the "
                 f"SGLang port unset to get a free one"
             )
-        return self._fixed_port
+        return self.fixed_port
 
     def _launch(self, arguments: Sequence[str]) -> None:
-        command = [*self._command, *arguments, "--host", self._host, "--port", str(self.port)]
+        command = [*self.command, *arguments, "--host", self.host, "--port", str(self.port)]
         environment = {
             name: value for name, value in os.environ.items() if not _NOT_INHERITED.fullmatch(name)
-        } | dict(self._environment)
+        } | dict(self.environment)
         try:
             self.log_file.parent.mkdir(parents=True, exist_ok=True)
             log = self.log_file.open("ab")
@@ -177,7 +166,7 @@ class ServerProcess:
             )
 
     def _await_ready(self) -> None:
-        deadline = time.monotonic() + self._start_timeout
+        deadline = time.monotonic() + self.start_timeout
         with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
             while time.monotonic() < deadline:
                 if self.pid is None:
@@ -191,7 +180,7 @@ class ServerProcess:
                     pass
                 time.sleep(0.25)
         raise UserError(
-            f"SGLang server at {self.url} was not ready after {self._start_timeout:.0f} s (start_timeout); "
+            f"SGLang server at {self.url} was not ready after {self.start_timeout:.0f} s (start_timeout); "
             f"the last lines of {self.log_file}:\n{self.log_tail()}"
         )
 

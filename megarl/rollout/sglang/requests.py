@@ -14,8 +14,7 @@ import httpx
 
 from megarl.errors import UserError
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult
-from megarl.rollout.sglang.client import Server, error_message
-from megarl.rollout.sglang.parallel import at_once
+from megarl.rollout.sglang.client import Server, at_once, error_message
 from megarl.rollout.sglang.wire import UnknownWeights, encode_request, nothing_sampled
 
 KEEP_ALIVE = 2.0  # seconds a connection may be idle; the server closes it after 5
@@ -24,8 +23,6 @@ RELOAD_INTERVAL = 1.0  # seconds between two looks whether a restarted server ha
 TIMEOUT = 3600.0  # seconds for one response
 RETRIES = 3  # of a request whose connection broke
 BACKOFF = 0.5  # seconds before the first retry, twice that before the second, ...
-
-Decode = Callable[[GenerateRequest, dict[str, Any]], GenerateResult]
 
 
 @dataclass(eq=False)
@@ -43,6 +40,7 @@ class Flight:
         return f"request {self.request.request_id!r}"
 
 
+@dataclass(eq=False)
 class RequestRunner:
     """Sends requests to the least busy of `servers`.
 
@@ -51,27 +49,18 @@ class RequestRunner:
     patience: seconds that a restarted server may take to get its weights.
     """
 
-    def __init__(
-        self,
-        servers: Sequence[Server],
-        decode: Decode,
-        recover: Callable[[Server], None],
-        *,
-        concurrency: int,
-        patience: float,
-    ) -> None:
-        self._servers = servers
-        self._decode = decode
-        self._recover = recover
-        self._concurrency = concurrency
-        self._patience = patience
-        self._flights: dict[str, Flight] = {}
-        self._lock = threading.Lock()
+    servers: Sequence[Server]
+    decode: Callable[[GenerateRequest, dict[str, Any]], GenerateResult]
+    recover: Callable[[Server], None]
+    concurrency: int
+    patience: float
+    _flights: dict[str, Flight] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     async def run(self, requests: Sequence[GenerateRequest]) -> AsyncGenerator[GenerateResult]:
         """Yield results in order of completion. Raises UserError for a repeated id or a request that SGLang refuses."""
         flights = self._register(requests)
-        gate = asyncio.Semaphore(self._concurrency)
+        gate = asyncio.Semaphore(self.concurrency)
         async with httpx.AsyncClient(
             timeout=httpx.Timeout(TIMEOUT, connect=30.0, pool=None),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE),
@@ -120,7 +109,7 @@ class RequestRunner:
     async def _fly(
         self, flight: Flight, client: httpx.AsyncClient, gate: asyncio.Semaphore
     ) -> GenerateResult:
-        give_up = flight.loop.time() + self._patience
+        give_up = flight.loop.time() + self.patience
         failures = 0
         async with gate:
             while not flight.aborted.is_set():
@@ -137,7 +126,7 @@ class RequestRunner:
                         raise EngineError(
                             f"{flight.name}: SGLang server at {flight.server.url} failed {failures} times: {error!r}"
                         ) from error
-                    await asyncio.to_thread(self._recover, flight.server)
+                    await asyncio.to_thread(self.recover, flight.server)
                     await asyncio.sleep(BACKOFF * 2 ** (failures - 1))
                 else:
                     self._forget([flight])
@@ -145,14 +134,14 @@ class RequestRunner:
         return nothing_sampled(flight.request)
 
     async def _attempt(self, flight: Flight, client: httpx.AsyncClient) -> GenerateResult:
-        flight.server = min(self._servers, key=lambda server: server.in_flight)
+        flight.server = min(self.servers, key=lambda server: server.in_flight)
         flight.rid = uuid.uuid4().hex
         with flight.server.busy():
             response = await self._post(flight, flight.server, client)
         if 400 <= response.status_code < 500:
             raise UserError(f"{flight.name}: SGLang refuses it: {error_message(response)}")
         response.raise_for_status()
-        return self._decode(flight.request, response.json())
+        return self.decode(flight.request, response.json())
 
     async def _post(self, flight: Flight, server: Server, client: httpx.AsyncClient) -> httpx.Response:
         body = encode_request(flight.request, flight.rid)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from megarl.rollout.engine import Engine
 
 
+PauseMode = Literal["retract", "in_place"]
+
+
 class SGLangSettings(EngineSettings):
     """SGLang servers, started, watched and stopped by megarl in an environment of their own, or given by URL."""
 
@@ -40,6 +43,12 @@ class SGLangSettings(EngineSettings):
         "own choice from the free memory on CUDA.",
     )
     start_timeout_s: float = Field(default=300, gt=0, description="Longest wait for a server to be ready.")
+    pause_mode: PauseMode = Field(
+        default="retract",
+        description="What a weight sync does with responses under way: retract = compute their keys and values anew "
+        "with the new weights; in_place = go on with those of the old ones, which is faster, and samples from a "
+        "mixture of both policies. The latter needs servers without a prefix cache.",
+    )
     transport: Literal["http", "broadcast"] = Field(
         default="http",
         description="How weights get into the servers: http = requests, for CPUs and small models; broadcast = a "
@@ -95,11 +104,9 @@ class SGLangSettings(EngineSettings):
 
     def find_python(self) -> Path:
         """Return the interpreter of SGLang's environment. Raises UserError that says how to build one."""
-        project = Path(__file__).resolve().parents[3]
-        candidates = [Path(self.python)] if self.python else []
-        candidates = candidates or [
-            folder / ".venv-sglang" / "bin" / "python" for folder in (Path.cwd(), project)
-        ]
+        folders = (Path.cwd(), Path(__file__).resolve().parents[3])
+        usual = [folder / ".venv-sglang" / "bin" / "python" for folder in folders]
+        candidates = [Path(self.python)] if self.python else usual
         for path in candidates:
             if os.access(path, os.X_OK):
                 return path

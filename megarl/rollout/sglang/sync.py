@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from threading import RLock
+from typing import Any, Literal
 
 import httpx
 import torch
 
 from megarl.rollout.engine import EngineError, WeightStream
-from megarl.rollout.sglang.client import Server
+from megarl.rollout.sglang.client import Server, at_once
 from megarl.rollout.sglang.layout import FusedDigests, FusedLayout
-from megarl.rollout.sglang.parallel import at_once
 from megarl.rollout.sglang.transports import Bucket, Transport, make_buckets
 
+BUCKET_BYTES = 128 << 20  # of weights, sent at once
 
+
+@dataclass(eq=False)
 class WeightSync:
-    """The weights that the servers hold.
+    """The weights that the servers hold, of which a copy stays in host memory for a server that is started again.
 
-    dtype: the servers'; weights are cast to it before they are hashed and sent. bucket_bytes: sent at once.
-    keep: hold the last weights in host memory. flush: forget cached keys and values after a load.
+    dtype: the servers'; weights are cast to it before they are hashed and sent. device: where the servers compute.
+    flush: forget cached keys and values after a load. trouble: why the servers must not sample before the next update.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        layout: FusedLayout,
-        *,
-        dtype: torch.dtype,
-        device: Literal["cpu", "cuda"],
-        bucket_bytes: int,
-        keep: bool,
-        flush: bool,
-    ) -> None:
-        self._transport = transport
-        self._layout = layout
-        self._dtype = dtype
-        self._device = device
-        self._bucket_bytes = bucket_bytes
-        self._keep = keep
-        self._flush = flush
-        self._kept: list[Bucket] = []
-        self._sent: dict[str, str] = {}
-        self._lock = threading.RLock()  # one load at a time
-        self.version = 0
-        self.trouble: str | None = None  # why the servers must not sample before the next update
+    transport: Transport
+    layout: FusedLayout
+    dtype: torch.dtype
+    device: Literal["cpu", "cuda"]
+    flush: bool = True
+    version: int = field(default=0, init=False)
+    trouble: str | None = field(default=None, init=False)
+    _kept: list[Bucket] = field(default_factory=list, init=False)
+    _sent: dict[str, str] = field(default_factory=dict, init=False)
+    _lock: Any = field(default_factory=RLock, init=False)  # one load at a time
 
     def update(
         self, servers: Sequence[Server], stream: WeightStream, version: int
@@ -67,13 +57,12 @@ class WeightSync:
 
         with self._lock:
             self.trouble = f"the update to weights of version {version} broke off: update them again"
-            digests = FusedDigests(self._layout, self._device)
+            digests = FusedDigests(self.layout, self.device)
             kept: list[Bucket] = []
             trying(partial(self._begin, servers))
-            for bucket in make_buckets(self._cast(stream, digests), self._bucket_bytes):
-                if self._keep:
-                    kept.append([(name, tensor.to("cpu", copy=True)) for name, tensor in bucket])
-                trying(partial(self._transport.send, servers, bucket))
+            for bucket in make_buckets(self._cast(stream, digests), BUCKET_BYTES):
+                kept.append([(name, tensor.to("cpu", copy=True)) for name, tensor in bucket])
+                trying(partial(self.transport.send, servers, bucket))
             self._sent = digests.finish()
             self._kept, self.version = kept, version
             trying(partial(self._end, servers))
@@ -83,25 +72,16 @@ class WeightSync:
             return self._sent, failure
 
     def reload(self, servers: Sequence[Server]) -> None:
-        """Give servers the last weights (again), proved by their digests.
-
-        Raises EngineError if they were not kept or do not arrive.
-        """
+        """Give servers the last weights (again), proved by their digests. Raises EngineError if they do not arrive."""
         with self._lock:
             if self.version == 0:
                 return
-            if not self._kept:
-                self.trouble = (
-                    f"a restarted SGLang server holds the checkpoint's weights, not version {self.version}, "
-                    f"and keep_weights is off: update the weights again"
-                )
-                raise EngineError(self.trouble)
             try:
                 self._begin(servers)
                 for bucket in self._kept:
-                    self._transport.send(servers, bucket)
+                    self.transport.send(servers, bucket)
                 self._end(servers)
-                arrived = all(server.digests(self._layout.tp_size) == self._sent for server in servers)
+                arrived = all(server.digests(self.layout) == self._sent for server in servers)
             except httpx.HTTPError as error:
                 raise EngineError(
                     f"weights of version {self.version} did not reach all servers: {error!r}"
@@ -112,11 +92,11 @@ class WeightSync:
 
     def close(self) -> None:
         with self._lock:
-            self._transport.close()
+            self.transport.close()
 
     def _cast(self, stream: WeightStream, digests: FusedDigests) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in stream:
-            cast = tensor.detach().to(self._dtype)
+            cast = tensor.detach().to(self.dtype)
             digests.add(name, cast)
             yield name, cast
 
@@ -138,7 +118,7 @@ class WeightSync:
             server.post(
                 "/update_weight_version", {"new_version": str(self.version), "abort_all_requests": False}
             )
-            if self._flush:
+            if self.flush:
                 server.post("/flush_cache", {})
 
         at_once(end, servers)

@@ -15,7 +15,7 @@ import base64
 import contextlib
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
@@ -24,33 +24,28 @@ import httpx
 import torch
 import torch.distributed as dist
 
-from megarl.rollout.engine import EngineError
-from megarl.rollout.sglang.parallel import at_once
+from megarl.rollout.engine import EngineError, WeightStream
+from megarl.rollout.sglang.client import Server, at_once
 from megarl.rollout.sglang.process import free_port
+
+TIMEOUT = 300.0  # seconds for making a process group, and for one broadcast
 
 Result = TypeVar("Result")
 
 Bucket = list[tuple[str, torch.Tensor]]
 
 
-class Endpoint(Protocol):
-    """What a transport needs of a server."""
-
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST a control request. Raises EngineError with the server's message if it is refused."""
-
-
 class Transport(Protocol):
     """Loads buckets into servers."""
 
-    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+    def send(self, servers: Sequence[Server], bucket: Bucket) -> None:
         """Load the bucket's tensors into every server. Raises EngineError; httpx errors pass through."""
 
     def close(self) -> None:
         """Give back what connects to the servers. The next `send` connects anew. Idempotent."""
 
 
-def make_buckets(stream: Iterable[tuple[str, torch.Tensor]], most_bytes: int) -> Iterator[Bucket]:
+def make_buckets(stream: WeightStream, most_bytes: int) -> Iterator[Bucket]:
     """Yield consecutive tensors in buckets of at most `most_bytes` (a larger tensor is alone in its bucket)."""
     bucket: Bucket = []
     size = 0
@@ -70,7 +65,7 @@ class HttpTransport:
     def __init__(self, tp_size: int) -> None:
         self._tp_size = tp_size
 
-    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+    def send(self, servers: Sequence[Server], bucket: Bucket) -> None:
         # Compact storages: a view would be pickled with all of the tensor that it looks into.
         plain = [(name, tensor.cpu().clone(memory_format=torch.contiguous_format)) for name, tensor in bucket]
         encoded = base64.b64encode(pickle.dumps(plain, protocol=pickle.HIGHEST_PROTOCOL)).decode()
@@ -84,20 +79,18 @@ class HttpTransport:
 class BroadcastTransport:
     """`/update_weights_from_distributed`: rank 0 of a group with the ranks of all servers.
 
-    backend: gloo or nccl. address: of this machine, as the servers see it. timeout: seconds for making the group and
-    for one broadcast.
+    backend: gloo or nccl. address: of this machine, as the servers see it.
     """
 
-    def __init__(self, tp_size: int, *, backend: str, address: str, timeout: float = 300.0) -> None:
+    def __init__(self, tp_size: int, *, backend: str, address: str) -> None:
         self._tp_size = tp_size
         self._backend = backend
         self._address = address
-        self._timeout = timeout
         self._group: dist.ProcessGroup | None = None
         self._group_name = ""
-        self._members: list[Endpoint] = []
+        self._members: list[Server] = []
 
-    def send(self, servers: Sequence[Endpoint], bucket: Bucket) -> None:
+    def send(self, servers: Sequence[Server], bucket: Bucket) -> None:
         if self._group is None or list(servers) != self._members:
             self.close()
             self._connect(servers)
@@ -130,7 +123,7 @@ class BroadcastTransport:
                 server.post("/destroy_weights_update_group", {"group_name": self._group_name})
         dist.destroy_process_group(group)
 
-    def _connect(self, servers: Sequence[Endpoint]) -> None:
+    def _connect(self, servers: Sequence[Server]) -> None:
         port = free_port("")
         self._group_name = f"megarl_weights_{port}"
         self._members = list(servers)
@@ -145,7 +138,7 @@ class BroadcastTransport:
         bodies = [
             (server, {**rendezvous, "rank_offset": 1 + n * self._tp_size}) for n, server in enumerate(servers)
         ]
-        timeout = timedelta(seconds=self._timeout)
+        timeout = timedelta(seconds=TIMEOUT)
         self._group = self._while_posting(
             "/init_weights_update_group",
             bodies,
@@ -153,23 +146,23 @@ class BroadcastTransport:
         )
 
     def _broadcast(self, tensor: torch.Tensor, answers: Sequence[Future[Any]]) -> None:
-        """Send one tensor. A server that refuses to receive it ends the wait at once, a silent one after `timeout`."""
+        """Send one tensor. A server that refuses to receive it ends the wait at once, a silent one after TIMEOUT."""
         assert self._group is not None
         work = self._group.broadcast([tensor], dist.BroadcastOptions())
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + TIMEOUT
         while not work.is_completed():
             for answer in answers:
                 if answer.done() and answer.exception():
                     answer.result()
             if time.monotonic() > deadline:
-                raise EngineError(f"weight broadcast: no end after {self._timeout:.0f} s")
+                raise EngineError(f"weight broadcast: no end after {TIMEOUT:.0f} s")
             time.sleep(0.0005)
         work.wait()
 
     @staticmethod
     def _while_posting(
         path: str,
-        bodies: Sequence[tuple[Endpoint, dict[str, Any]]],
+        bodies: Sequence[tuple[Server, dict[str, Any]]],
         action: Callable[[list[Future[Any]]], Result],
     ) -> Result:
         """Post to each server and meanwhile do our own part of what they all take part in."""

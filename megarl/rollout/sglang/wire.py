@@ -6,39 +6,18 @@ import base64
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from megarl.megatron.architecture import Architecture
 from megarl.records import FinishReason, RouteTrace, WeightSpan
 from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult
-
-PauseMode = Literal["retract", "in_place"]
+from megarl.rollout.sglang.settings import PauseMode
 
 
 class UnknownWeights(EngineError):
     """A server sampled by weights that megarl did not load: it was started again and has not got them yet."""
-
-
-@dataclass(frozen=True)
-class RouteFormat:
-    """How the server lays out routed experts.
-
-    layers: decoder layers; the server sends a row for each, dense ones too.
-    moe_layers: which of them are MoE layers, in model order.
-    experts: experts of a MoE layer. top_k: how many of them a token goes to.
-    """
-
-    layers: int
-    moe_layers: tuple[int, ...]
-    experts: int
-    top_k: int
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The smallest unsigned integer type that holds an expert's number."""
-        return np.min_scalar_type(self.experts - 1)
 
 
 def encode_request(request: GenerateRequest, rid: str) -> dict[str, Any]:
@@ -65,7 +44,10 @@ def encode_request(request: GenerateRequest, rid: str) -> dict[str, Any]:
 
 
 def decode_result(
-    request: GenerateRequest, answer: Mapping[str, Any], routes: RouteFormat | None, pause_mode: PauseMode
+    request: GenerateRequest,
+    answer: Mapping[str, Any],
+    architecture: Architecture,
+    pause_mode: PauseMode = "retract",
 ) -> GenerateResult:
     """Read the answer of `/generate`. Raises EngineError, naming the request, for one that contradicts itself."""
     meta = answer["meta_info"]
@@ -86,9 +68,7 @@ def decode_result(
     spans = decode_spans(meta, len(ids), name)
     trace = None
     if request.return_routes:
-        if routes is None:
-            raise ValueError(f"{name} asks for routes, but the engine was made without MoE layers")
-        trace = decode_routes(request, meta, routes, len(ids), spans, pause_mode)
+        trace = decode_routes(request, meta, architecture, len(ids), spans, pause_mode)
     logprobs = np.asarray([pair[0] for pair in pairs], dtype=np.float32)
     return GenerateResult(request.request_id, ids, logprobs, finish, spans, trace)
 
@@ -133,15 +113,15 @@ def decode_spans(meta: Mapping[str, Any], tokens: int, name: str) -> tuple[Weigh
 def decode_routes(
     request: GenerateRequest,
     meta: Mapping[str, Any],
-    routes: RouteFormat,
+    architecture: Architecture,
     tokens: int,
     spans: tuple[WeightSpan, ...],
     pause_mode: PauseMode,
 ) -> RouteTrace:
-    """Read the route trace, [prompt + response - 1, moe_layers, top_k], dense layers dropped.
+    """Read the route trace, [prompt + response - 1, moe_layers, top_k]. The server sends rows of dense layers, too.
 
-    A request that was retracted (by a pause in mode `retract`, or for lack of memory) ran all its tokens
-    again when it went on. Its rows then all come from the last weights, which the trace says in its spans.
+    A request that was retracted (by a pause in mode `retract`, or for lack of memory) ran all its tokens again when it
+    went on. Its rows then all come from the last weights, which the trace says in its spans.
     """
     name = f"request {request.request_id!r}"
     encoded = meta.get("routed_experts")
@@ -150,13 +130,13 @@ def decode_routes(
             f"{name}: the server sent no routes; it must be started with --enable-return-routed-experts"
         )
     flat = np.frombuffer(base64.b64decode(encoded), dtype=np.int32)
-    shape = (len(request.token_ids) + tokens - 1, routes.layers, routes.top_k)
+    shape = (len(request.token_ids) + tokens - 1, architecture.transformer["num_layers"], architecture.top_k)
     if flat.size != math.prod(shape):
         raise EngineError(f"{name}: {flat.size} routed experts are not [tokens - 1, layers, top_k] = {shape}")
-    experts = flat.reshape(shape)[:, routes.moe_layers]
-    if experts.size and (experts.min() < 0 or experts.max() >= routes.experts):
+    experts = flat.reshape(shape)[:, architecture.moe_layers]
+    if experts.size and (experts.min() < 0 or experts.max() >= architecture.num_experts):
         raise EngineError(
-            f"{name}: routed experts {experts.min()}..{experts.max()}, the model has {routes.experts}"
+            f"{name}: routed experts {experts.min()}..{experts.max()}, the model has {architecture.num_experts}"
         )
     made_by = spans
     if meta.get("num_retractions") and len(spans) > 1:
@@ -165,5 +145,5 @@ def decode_routes(
                 f"{name}: it ran again between two weight versions, its routes' version is unknown"
             )
         made_by = (WeightSpan(spans[-1].version, 0, tokens),)
-    compact = np.ascontiguousarray(experts, dtype=routes.dtype)
+    compact = np.ascontiguousarray(experts, dtype=np.min_scalar_type(architecture.num_experts - 1))
     return RouteTrace(compact, made_by, zlib.crc32(compact.tobytes()))

@@ -82,7 +82,7 @@ class Rollouts:
             most=settings.max_staleness,
             then=settings.stale_responses,  # type: ignore[arg-type]
         )
-        counts = rollout_counts(groups) | staleness.counts()
+        counts = rollout_counts(groups) | staleness
         self.metrics = merge_counts(ranks.gather_from_replicas(counts), "rollout")
         with self.clock.phase("train"):
             return make_minibatches(

@@ -13,8 +13,7 @@ from megarl.weights.families.glm4_moe import GLM4_MOE
 from megarl.weights.families.llama import LLAMA
 from megarl.weights.families.mixtral import MIXTRAL
 from megarl.weights.families.olmoe import OLMOE
-from megarl.weights.families.qwen2 import QWEN2
-from megarl.weights.families.qwen3 import QWEN3
+from megarl.weights.families.qwen import QWEN2, QWEN3
 
 FAMILIES: tuple[Family, ...] = (
     QWEN3,

@@ -14,6 +14,7 @@ from megarl.weights.transforms import Copy, FuseGateUp, FuseQKV, PadVocabulary
 MEGATRON_LAYER = "decoder.layers.{layer}."
 HF_LAYER = "model.layers.{layer}."
 WHOLE = Copy()
+GATED = ("gate_proj", "up_proj", "down_proj")  # HF's usual names of a SwiGLU's matrices
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,6 @@ class Entry:
     where: str = "model"
     sglang: str | None = None
 
-    @property
-    def is_expert(self) -> bool:
-        return self.where == "expert"
-
-
-def nothing_ignored(config: Mapping[str, Any]) -> tuple[str, ...]:
-    return ()
-
 
 @dataclass(frozen=True)
 class Family:
@@ -51,7 +44,7 @@ class Family:
     architectures: tuple[str, ...]
     architecture: Callable[[Mapping[str, Any]], Architecture]
     entries: Callable[[Mapping[str, Any], Architecture], tuple[Entry, ...]]
-    ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = nothing_ignored
+    ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda config: ()
     sglang: bool = False
 
 
@@ -86,7 +79,7 @@ def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
     for layer in range(layers):
         for entry in in_layers:
             if wanted[entry.where](layer):
-                experts = range(arch.num_experts) if entry.is_expert else [None]
+                experts = range(arch.num_experts) if entry.where == "expert" else [None]
                 yield from (item(entry, layer, expert) for expert in experts)
     yield from (item(e) for e in entries[first:] if e.where == "model")
 
@@ -313,9 +306,7 @@ def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) ->
     return [*table, layer("self_attention.linear_proj.weight", "self_attn.o_proj.weight", transform=Copy(1))]
 
 
-def gated_mlp(
-    megatron: str, hf: str, where: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> list[Entry]:
+def gated_mlp(megatron: str, hf: str, where: str, names: tuple[str, ...] = GATED) -> list[Entry]:
     """Make the rows of a SwiGLU below `megatron` and `hf`. names: HF's for gate, up, down."""
     gate, up, down = (f"{hf}.{name}.weight" for name in names)
     first, second = f"{hf}.gate_up_proj.weight", None
@@ -331,9 +322,7 @@ def dense_mlp() -> list[Entry]:
     return gated_mlp("mlp", "mlp", "dense")
 
 
-def routed_experts(
-    hf: str = "mlp", names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-) -> list[Entry]:
+def routed_experts(hf: str = "mlp", names: tuple[str, ...] = GATED) -> list[Entry]:
     """Make the rows of router and experts, below `hf`."""
     return [
         layer("mlp.router.weight", f"{hf}.gate.weight", where="moe"),
@@ -353,15 +342,19 @@ def shared_experts(arch: Architecture, hf: str = "mlp.shared_experts") -> list[E
 
 
 def decoder(
-    config: Mapping[str, Any], transformer: Mapping[str, Any], moe_layers: tuple[int, ...], **further: Any
+    config: Mapping[str, Any],
+    transformer: Mapping[str, Any],
+    moe_layers: tuple[int, ...] = (),
+    rope: Rope | None = None,
+    **further: Any,
 ) -> Architecture:
-    """Return the architecture of a decoder whose config names sizes, rotary base and tied embeddings as most do.
-    further: Architecture fields of this family's own."""
+    """Return the architecture of a decoder whose config names sizes and tied embeddings as most do. rope: None = only
+    the default kind is honoured. further: Architecture fields of this family's own."""
     return Architecture(
         transformer=transformer,
         vocab_size=config["vocab_size"],
         max_positions=config["max_position_embeddings"],
-        rotary_base=rope_of(config).theta,
+        rotary_base=(rope or rope_of(config)).theta,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         moe_layers=moe_layers,
         **further,

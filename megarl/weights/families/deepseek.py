@@ -10,34 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from megarl.megatron.architecture import Architecture
-from megarl.weights.families.base import (
-    Entry,
-    Family,
-    Rope,
-    decoder_settings,
-    dense_mlp,
-    expert_bias,
-    group_limit,
-    layer,
-    leading_dense,
-    multi_token_prediction,
-    name_map,
-    refuse,
-    refuse_unsupported,
-    require,
-    rope_of,
-    routed_experts,
-    shared_and_routed,
-    shared_experts,
-    sigmoid_router,
-    softmax_router,
-)
+from megarl.weights.families import base
 from megarl.weights.transforms import Copy
 
 LATENT_EPSILON = 1e-6
 
 
-def _yarn(rope: Rope) -> dict[str, Any]:
+def _yarn(rope: base.Rope) -> dict[str, Any]:
     """Return YaRN's fields as megatron-core's latent attention takes them; without YaRN its scale must be told to be
     1."""
     if rope.kind != "yarn":
@@ -45,10 +24,10 @@ def _yarn(rope: Rope) -> dict[str, Any]:
     numbers = rope.numbers
     if numbers.get("attention_factor") is not None or numbers.get("truncate") is False:
         name = "truncate" if numbers.get("truncate") is False else "attention_factor"
-        raise refuse(f"{rope.key}.{name}", numbers[name], "megatron-core has no such setting here")
+        raise base.refuse(f"{rope.key}.{name}", numbers[name], "megatron-core has no such setting here")
     mscale, all_dim = numbers.get("mscale"), numbers.get("mscale_all_dim")
     if all_dim and not mscale:
-        raise refuse(f"{rope.key}.mscale_all_dim", all_dim, "only together with mscale")
+        raise base.refuse(f"{rope.key}.mscale_all_dim", all_dim, "only together with mscale")
     return {
         "rope_type": "yarn",
         "rotary_scaling_factor": float(numbers["factor"]),
@@ -63,11 +42,11 @@ def _yarn(rope: Rope) -> dict[str, Any]:
 def _latent_architecture(
     config: Mapping[str, Any], moe_layers: tuple[int, ...], router: Mapping[str, Any]
 ) -> Architecture:
-    refuse_unsupported(config)
-    require(config, "megatron-core has no bias there", attention_bias=False, mlp_bias=False)
-    require(config, "the published weights are interleaved", rope_interleave=True)
-    heads, rope = config["num_attention_heads"], rope_of(config, "yarn")
-    transformer = decoder_settings(config, moe_layers) | {
+    base.refuse_unsupported(config)
+    base.require(config, "megatron-core has no bias there", attention_bias=False, mlp_bias=False)
+    base.require(config, "the published weights are interleaved", rope_interleave=True)
+    heads, rope = config["num_attention_heads"], base.rope_of(config, "yarn")
+    transformer = base.decoder_settings(config, moe_layers) | {
         "multi_latent_attention": True,
         "qk_layernorm": True,
         "num_query_groups": heads,
@@ -79,80 +58,72 @@ def _latent_architecture(
         "v_head_dim": config["v_head_dim"],
         "rotary_base": rope.theta,
         **_yarn(rope),
-        **shared_and_routed(config),
+        **base.shared_and_routed(config),
         **router,
     }
     if config.get("num_key_value_heads") not in (None, heads):
-        raise refuse(
+        raise base.refuse(
             "num_key_value_heads", config["num_key_value_heads"], f"only num_attention_heads, {heads}"
         )
-    return Architecture(
-        transformer=transformer,
-        vocab_size=config["vocab_size"],
-        max_positions=config["max_position_embeddings"],
-        rotary_base=rope.theta,
-        latent_norm_epsilon=LATENT_EPSILON,
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        moe_layers=moe_layers,
-    )
+    return base.decoder(config, transformer, moe_layers, rope, latent_norm_epsilon=LATENT_EPSILON)
 
 
 def _v2(config: Mapping[str, Any]) -> Architecture:
-    require(config, "as the published checkpoints", scoring_func="softmax", norm_topk_prob=False)
+    base.require(config, "as the published checkpoints", scoring_func="softmax", norm_topk_prob=False)
     method = config.get("topk_method") or "greedy"
     if method not in ("greedy", "group_limited_greedy"):
-        raise refuse("topk_method", method, "only 'greedy' and 'group_limited_greedy'")
-    router = softmax_router(config, normalised=False)
+        raise base.refuse("topk_method", method, "only 'greedy' and 'group_limited_greedy'")
+    router = base.softmax_router(config, normalised=False)
     router["moe_router_topk_scaling_factor"] = config["routed_scaling_factor"]
     if method == "group_limited_greedy":
-        router |= group_limit(config, best=1)
-    return _latent_architecture(config, leading_dense(config), router)
+        router |= base.group_limit(config, best=1)
+    return _latent_architecture(config, base.leading_dense(config), router)
 
 
 def _v3(config: Mapping[str, Any]) -> Architecture:
-    return _latent_architecture(config, leading_dense(config), sigmoid_router(config))
+    return _latent_architecture(config, base.leading_dense(config), base.sigmoid_router(config))
 
 
 def _glm4_lite(config: Mapping[str, Any]) -> Architecture:
-    kinds = config.get("mlp_layer_types")
-    if kinds is None:
-        return _latent_architecture(
-            config, leading_dense({"first_k_dense_replace": 1, **config}), sigmoid_router(config)
-        )
-    moe_layers = tuple(n for n, kind in enumerate(kinds) if kind == "sparse")
-    return _latent_architecture(config, moe_layers, sigmoid_router(config))
+    if (kinds := config.get("mlp_layer_types")) is None:
+        moe_layers = base.leading_dense({"first_k_dense_replace": 1, **config})
+    else:
+        moe_layers = tuple(n for n, kind in enumerate(kinds) if kind == "sparse")
+    return _latent_architecture(config, moe_layers, base.sigmoid_router(config))
 
 
-def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[Entry, ...]:
+def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, ...]:
     here = "self_attention."
     if arch.transformer["q_lora_rank"] is None:
-        query = [layer(here + "linear_q_proj.weight", "self_attn.q_proj.weight", transform=Copy(0))]
+        query = [base.layer(here + "linear_q_proj.weight", "self_attn.q_proj.weight", transform=Copy(0))]
     else:
         query = [
-            layer(here + "linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
-            layer(here + "q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
-            layer(here + "linear_q_up_proj.weight", "self_attn.q_b_proj.weight", transform=Copy(0)),
+            base.layer(here + "linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
+            base.layer(here + "q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
+            base.layer(here + "linear_q_up_proj.weight", "self_attn.q_b_proj.weight", transform=Copy(0)),
         ]
     latent = [
         *query,
-        layer(here + "linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
-        layer(here + "kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
-        layer(here + "linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", transform=Copy(0)),
-        layer(here + "linear_proj.weight", "self_attn.o_proj.weight", transform=Copy(1)),
+        base.layer(here + "linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+        base.layer(here + "kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+        base.layer(here + "linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", transform=Copy(0)),
+        base.layer(here + "linear_proj.weight", "self_attn.o_proj.weight", transform=Copy(1)),
     ]
     biased = arch.transformer.get("moe_router_enable_expert_bias")
-    return name_map(
+    return base.name_map(
         arch,
         latent,
-        dense_mlp(),
-        routed_experts(),
-        [expert_bias()] if biased else [],
-        shared_experts(arch),
+        base.dense_mlp(),
+        base.routed_experts(),
+        [base.expert_bias()] if biased else [],
+        base.shared_experts(arch),
     )
 
 
-DEEPSEEK_V2 = Family("deepseek_v2", ("DeepseekV2ForCausalLM",), _v2, entries)
-DEEPSEEK_V3 = Family("deepseek_v3", ("DeepseekV3ForCausalLM",), _v3, entries, multi_token_prediction)
-GLM4_MOE_LITE = Family(
-    "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), _glm4_lite, entries, multi_token_prediction
+DEEPSEEK_V2 = base.Family("deepseek_v2", ("DeepseekV2ForCausalLM",), _v2, entries)
+DEEPSEEK_V3 = base.Family(
+    "deepseek_v3", ("DeepseekV3ForCausalLM",), _v3, entries, base.multi_token_prediction
+)
+GLM4_MOE_LITE = base.Family(
+    "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), _glm4_lite, entries, base.multi_token_prediction
 )
