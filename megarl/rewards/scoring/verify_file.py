@@ -28,7 +28,8 @@ from megarl.data.rows import Row
 from megarl.data.tables import read_rows
 from megarl.errors import UserError, did_you_mean
 from megarl.rewards.contract import BAD_GROUND_TRUTH, Response
-from megarl.rewards.scoring.scorer import Scored, Scorer
+from megarl.rewards.scoring.compose import Scored
+from megarl.rewards.scoring.scorer import Scorer
 
 RIGHT_FROM = 0.5  # a score from here on counts as "right" against a label
 KEPT = 20  # disagreements and bad rows that are kept to be shown; all are counted
