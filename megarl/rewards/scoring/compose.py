@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megarl.rewards.contract import BAD_GROUND_TRUTH, Score
-from megarl.rewards.settings import Part
-
-Bounds = tuple[float, float]
+from megarl.rewards.settings import Bounds, Part
 
 
 @dataclass(frozen=True)
