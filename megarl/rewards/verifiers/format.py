@@ -23,19 +23,14 @@ def format(
     r"""Return 1 if the response is `<think>...</think><answer>...</answer>` (for the default blocks), else 0.
 
     blocks: tag names in order; each opens and closes exactly once. The prompt may have opened the first one.
-    outside: what may stand beside the blocks: `nothing` (white space), text `after` the last one, or
-    `anything`.
-    allow_empty: blocks may be blank. boxed: the last block (or what follows it) must hold one closed
-    \boxed{}.
+    outside: what may stand beside the blocks: `nothing` (white space), text `after` the last one, or `anything`.
+    allow_empty: blocks may be blank. boxed: the last block (or what follows it) must hold one closed \boxed{}.
     graded: the share of the checks that pass, instead of all or nothing. Parts: each check by name.
     """
     text = strip_eos(response.text, eos)
-    if (
-        blocks
-        and response.prompt.rstrip().endswith(f"<{blocks[0]}>")
-        and not text.lstrip().startswith(f"<{blocks[0]}>")
-    ):
-        text = f"<{blocks[0]}>{text}"
+    first = f"<{blocks[0]}>" if blocks else ""
+    if blocks and response.prompt.rstrip().endswith(first) and not text.lstrip().startswith(first):
+        text = first + text
     once = all(text.count(f"<{name}>") == 1 == text.count(f"</{name}>") for name in blocks)
     spans = [(text.find(f"<{name}>"), text.find(f"</{name}>")) for name in blocks]
     bounds = [position for span in spans for position in span]

@@ -437,7 +437,7 @@ def test_options_are_checked_and_the_sandbox_is_tried_when_a_configuration_is_re
         ({"limits": {"processes": 0}}, "processes must be a positive"),
         ({"score": "most"}, "'score'"),
         ({"language": "pyton"}, "Did you mean 'python'"),
-        ({"max_tests": 0}, "max_tests must be at least 1"),
+        ({"max_tests": 0}, "option .max_tests.*greater than or equal to 1"),
         ({"sandbox": "none"}, "unsafe_allow_unsandboxed: true"),
         ({"python": "no-such-python"}, "no-such-python"),
     ):
