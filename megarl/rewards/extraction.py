@@ -142,9 +142,7 @@ def strip_eos(text: str, eos: tuple[str, ...]) -> str:
 
 
 def _matching_braces(text: str, start: int) -> dict[int, int]:
-    """Position of each `{` from `start` on -> position of its `}`; braces escaped by a backslash don't
-    count.
-    """
+    """Position of each `{` from `start` on -> position of its `}`; braces escaped by a backslash don't count."""
     stack: list[int] = []
     closing = {}
     for match in _BRACES.finditer(text, start):

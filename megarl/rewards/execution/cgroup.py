@@ -1,9 +1,8 @@
 """A control group for one sandbox, where this machine lets us make one: it counts memory and processes exactly.
 
 Without one the limits still hold per process (rlimits), and in sum by looking at the sandbox every few
-milliseconds; a control group adds the kernel's own sum. It needs a folder in which we may make groups: as
-root on a plain machine that is the root of the hierarchy (v1), elsewhere a delegated folder (v2; systemd:
-`Delegate=yes`).
+milliseconds; a control group adds the kernel's own sum. It needs a folder in which we may make groups: as root on a
+plain machine that is the root of the hierarchy (v1), elsewhere a delegated folder (v2; systemd: `Delegate=yes`).
 """
 
 from __future__ import annotations

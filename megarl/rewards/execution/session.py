@@ -1,9 +1,8 @@
 """One program in one sandbox: start it, give it inputs one at a time, take back what it did, leave nothing behind.
 
-Trust ends at the pipe. The supervisor inside reports what happened, and a hostile program may come to steer
-that report; so a report is parsed with bounds, holds no verdict, and time and memory are watched from here as
-well. What fails before the program's first byte runs is the sandbox's fault (`SandboxFailure`); all later is
-the program's.
+Trust ends at the pipe. The supervisor inside reports what happened, and a hostile program may come to steer that
+report; so a report is parsed with bounds, holds no verdict, and time and memory are watched from here as well. What
+fails before the program's first byte runs is the sandbox's fault (`SandboxFailure`); all later is the program's.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class WorkerPool:
     """`submit` from any thread; `close` leaves no process. Processes start with the first job.
 
     workers: processes, at least 1. preload: import paths of verifiers that the template imports; others are
-    imported by each worker when first used. memory_bytes: soft limit of a worker's address space, None for
-    none.
+    imported by each worker when first used. memory_bytes: soft limit of a worker's address space, None for none.
     """
 
     def __init__(self, workers: int, preload: Iterable[str] = (), *, memory_bytes: int | None = None) -> None:

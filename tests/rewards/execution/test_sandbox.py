@@ -1,6 +1,4 @@
-"""The sandbox: what an honest program can rely on, what no program can pass, and what is left when all is
-over.
-"""
+"""The sandbox: what an honest program can rely on, what no program can pass, and what is left when all is over."""
 
 from __future__ import annotations
 

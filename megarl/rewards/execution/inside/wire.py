@@ -1,8 +1,7 @@
 """The two directions of a sandbox's pipe. Frames: four bytes of length, then the body.
 
-Requests go in, marshalled, because we trust what comes from outside and marshal needs no import. Reports come
-out as a fixed header and three blobs, because nothing that was near a hostile program may be parsed by a
-clever format.
+Requests go in, marshalled, because we trust what comes from outside and marshal needs no import. Reports come out
+as a fixed header and three blobs, because nothing that was near a hostile program may be parsed by a clever format.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ compared out here. So there is nothing inside to patch, print, skip or read that
 into a right one.
 
 What a program does (crash, hang, eat memory, kill its own sandbox) is a failed test. Only what the sandbox
-itself cannot do makes a response unscored: otherwise "unscored" would be a way for the policy to escape a
-zero.
+itself cannot do makes a response unscored: otherwise "unscored" would be a way for the policy to escape a zero.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Unit tests of programming tasks, in the shapes that data sets have, and what counts as passing one.
 
 A ground truth is read into `StdinTest`s and `CallTest`s. Accepted keys (the first that is there):
-- `tests`: a list of `{"stdin": ..., "stdout": ...}` (or `input`/`output`) and `{"args": [...], "expected":
-...}`.
+- `tests`: a list of `{"stdin": ..., "stdout": ...}` (or `input`/`output`) and `{"args": [...], "expected": ...}`.
 - `public_test_cases`, `private_test_cases` (LiveCodeBench): lists of `{"input", "output", "testtype"}`; the
   private ones may be compressed.
 - `input_output` (APPS, TACO) or `ground_truth`: `{"inputs": [...], "outputs": [...], "fn_name": ...}`.
@@ -38,9 +37,7 @@ class StdinTest:
 
 @dataclass(frozen=True)
 class CallTest:
-    """Call `function`; what it returns must be one of `expected` (more than one where a data set is
-    ambiguous).
-    """
+    """Call `function`; what it returns must be one of `expected` (more than one where a data set is ambiguous)."""
 
     function: str
     args: tuple[Any, ...]
