@@ -25,7 +25,7 @@ from megarl.rewards.execution.inside import program, tree, wire
 from megarl.rewards.execution.limits import Ended, Limits, SandboxFailure, SandboxResult
 from megarl.rewards.execution.view import View
 
-DEFAULT_LIMITS = Limits()
+BUILD_LIMITS = Limits(cpu_seconds=30, wall_seconds=60, memory_bytes=2 << 30)
 START_SECONDS = 30.0
 GRACE_SECONDS = 5.0  # for the supervisor to notice a time-out itself
 WATCH_SECONDS = 0.025
@@ -42,20 +42,13 @@ class Sandbox:
     view: View
     cgroups: CgroupParents | None = None
 
-    def session(
-        self,
-        files: Mapping[str, bytes],
-        limits: Limits = DEFAULT_LIMITS,
-        *,
-        build: Sequence[str] = (),
-        build_limits: Limits = DEFAULT_LIMITS,
-    ) -> Session:
+    def session(self, files: Mapping[str, bytes], limits: Limits, *, build: Sequence[str] = ()) -> Session:
         """Return a session, which is a context manager.
 
-        files: contents by name in the work folder; `main.py` is the Python program.
-        build: a command (a compiler) to run before the first run; its files stay for all that follow.
+        files: contents by name in the work folder; `main.py` is the Python program. limits: of a run, unless it
+        has its own. build: a command (a compiler) to run before the first run; its files stay for all that follow.
         """
-        return Session(self, files, limits, build, build_limits)
+        return Session(self, files, limits, build)
 
     def describe(self) -> str:
         group = f", control groups v{self.cgroups.version}" if self.cgroups else ""
@@ -66,15 +59,9 @@ class Session:
     """Runs one program any number of times. It is not for several threads at once."""
 
     def __init__(
-        self,
-        sandbox: Sandbox,
-        files: Mapping[str, bytes],
-        limits: Limits,
-        build: Sequence[str],
-        build_limits: Limits,
+        self, sandbox: Sandbox, files: Mapping[str, bytes], limits: Limits, build: Sequence[str]
     ) -> None:
-        self._sandbox, self._files, self._limits = sandbox, files, limits
-        self._build, self._build_limits = list(build), build_limits
+        self._sandbox, self._files, self._limits, self._build = sandbox, files, limits, list(build)
         self._live: _Live | None = None
 
     def __enter__(self) -> Session:
@@ -102,7 +89,7 @@ class Session:
         """Start the sandbox afresh and run the build command; a lost sandbox is rebuilt without asking."""
         self.close()
         job = {"kind": "command", "argv": self._build, "build": True}
-        return self._in_sandbox(job, b"", self._build_limits)
+        return self._in_sandbox(job, b"", BUILD_LIMITS)
 
     def close(self) -> None:
         if self._live is not None:

@@ -270,8 +270,6 @@ def _ground_truth(value: Mapping[str, Any], columns: Columns) -> Mapping[str, An
 def _label(given: Any) -> bool | None:
     if given is None or given == "":
         return None
-    if isinstance(given, bool):
-        return given
     known = _LABELS.get(str(given).strip().casefold())
     if known is None:
         raise _BadRow(f"label {given!r} is neither true/false, right/wrong, nor 1/0")

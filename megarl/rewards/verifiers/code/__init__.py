@@ -65,7 +65,6 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
 NO_LANGUAGES: Mapping[str, Language] = MappingProxyType({})
 SANDBOX_OPTIONS = ("python", "read_only", "cgroups", "unsafe_allow_unsandboxed")
 LIMITS = Limits()
-BUILD_LIMITS = Limits(cpu_seconds=30, wall_seconds=60, memory_bytes=2 << 30)
 
 
 def check_code(
@@ -163,7 +162,7 @@ class _Judge:
         """
         passed, first, build = 0, None, self.language.build
         files = {self.language.file: program.encode("utf-8", "replace")}
-        with sandbox.session(files, self.limits, build=build, build_limits=BUILD_LIMITS) as session:
+        with sandbox.session(files, self.limits, build=build) as session:
             if build and not (built := session.build()).ok:
                 return 0, 0, f"does not build: {_why(built)}"
             for number, test in enumerate(self.tests, start=1):
@@ -182,21 +181,17 @@ class _Judge:
         limits = replace(self.limits, wall_seconds=min(self.limits.wall_seconds, left))
         if isinstance(test, CallTest):
             run = session.call(test.function, test.args, test.kwargs, limits)
-            if not run.ok:
-                return _why(run)
-            if not run.result:
-                return "ended before the function returned"
-            return self.comparison.value_difference(test.expected, run.result.decode("utf-8", "replace"))
-        run = self._run(session, test, limits)
+        elif self.language.run:
+            run = session.command(self.language.run, test.stdin.encode("utf-8", "replace"), limits)
+        else:
+            run = session.script(test.stdin.encode("utf-8", "replace"), limits)
         if not run.ok:
             return _why(run)
-        return self.comparison.difference(test.stdout, run.stdout.decode("utf-8", "replace"))
-
-    def _run(self, session: Session, test: StdinTest, limits: Limits) -> SandboxResult:
-        stdin = test.stdin.encode("utf-8", "replace")
-        if not self.language.run:
-            return session.script(stdin, limits)
-        return session.command(self.language.run, stdin, limits)
+        if isinstance(test, StdinTest):
+            return self.comparison.difference(test.stdout, run.stdout.decode("utf-8", "replace"))
+        if not run.result:
+            return "ended before the function returned"
+        return self.comparison.value_difference(test.expected, run.result.decode("utf-8", "replace"))
 
 
 def _why(run: SandboxResult) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from megarl.rewards.verifiers.math.number import Number, read_number
 from megarl.rewards.verifiers.math.text import closing_bracket, split_top
 from megarl.rewards.verifiers.math.units import split_unit
-from megarl.rewards.verifiers.math.words import TEXT_COMMAND, read_words
 
 MAX_DEPTH = 40
 
@@ -109,19 +108,28 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z])\s*\^\{\\circ\}")
 _NOT_A_NAME = re.compile(r"\\(?:frac|sqrt|pi|infty|emptyset)(?![a-zA-Z])")
 _LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
 _COMMAND_OR_CONSTANT = re.compile(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ei](?![a-zA-Z])")
+# Answers in words: names, days, "no solution", the letter of a choice.
+_TEXT_COMMAND = re.compile(r"\\text\s*\{([^{}]*)\}")
+_CHOICE = re.compile(r"([A-Z])|\(\s*([A-Za-z])\s*\)")
+_FORMULA_SIGN = re.compile(r"[\\+*/=^_<>|{}\[\]]")
+_FUNCTION = re.compile(
+    r"\b(?:(?:a|arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|max|min|lim|gcd|lcm|mod|det)\b"
+)
+_FIRST_WORD = re.compile(r"[^\d()-]*?(?<![^\W\d_])(?:[^\W\d_]{3}|no\b)", re.IGNORECASE)
+_HYPHEN = re.compile(r"(?=(?<![A-Za-z])([A-Za-z]*)\s?-\s?([A-Za-z]*))")
 
 
 def read(text: str, depth: int = 0) -> Answer | None:
     """Return the meaning of a tidy answer (see `text.tidy`); None for an empty one."""
     text = text.strip()
-    if (whole := TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
+    if (whole := _TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
         text = whole[1].strip()  # a list set as text
     if text in (r"\emptyset", r"\{\}", r"\{ \}"):
         return EMPTY_SET
     if text == r"\mathbb{R}":
         return Tuple("(", (_MINUS_INFINITY, _INFINITY), ")")
     text = _ABOUT.sub("", text)
-    if not re.search(r"[^\s{}\\$.,;:]", TEXT_COMMAND.sub(r"\1", text)):
+    if not re.search(r"[^\s{}\\$.,;:]", _TEXT_COMMAND.sub(r"\1", text)):
         return None  # nothing but punctuation
     if depth > MAX_DEPTH:
         return Formula(text)
@@ -292,11 +300,11 @@ def _read_all(parts: list[str], depth: int) -> tuple[Answer, ...] | None:
 
 
 def _leaf(text: str) -> Answer:
-    content = TEXT_COMMAND.fullmatch(text)
+    content = _TEXT_COMMAND.fullmatch(text)
     number = read_number(text) or (read_number(content[1]) if content else None)
     if number is not None:
         return number
-    if (words := read_words(text)) is not None:
+    if (words := _words(text)) is not None:
         return Text(words)
     if content and len(content[1].strip()) == 1:
         text = content[1].strip()
@@ -305,6 +313,22 @@ def _leaf(text: str) -> Answer:
     percent = text.endswith("%")
     body, unit = split_unit(text[:-1].rstrip() if percent else text)
     return Formula(body, unit, percent)
+
+
+def _words(text: str) -> str | None:
+    r"""Return the normal form (no case, no outer punctuation, single spaces) of a tidy text; None for a formula.
+
+    A word has three letters or more: "ab" is a product. "x-axis" is a word, "p-q" a difference. A single
+    capital, or a letter in parentheses, is a choice and keeps its case.
+    """
+    text = _TEXT_COMMAND.sub(r" \1 ", text).strip(" .\"'")
+    if choice := _CHOICE.fullmatch(text):
+        return choice[1] or choice[2]
+    if _FORMULA_SIGN.search(text) or _FUNCTION.search(text) or not _FIRST_WORD.match(text):
+        return None
+    if any(max(len(left), len(right)) < 4 for left, right in _HYPHEN.findall(text)):
+        return None
+    return " ".join(text.casefold().split())
 
 
 def _is_name(text: str) -> bool:
