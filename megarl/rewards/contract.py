@@ -100,7 +100,7 @@ class VerifierSpec:
 
     @property
     def may_use_worker(self) -> bool:
-        """Whether some response may be scored in a process of the pool."""
+        """Return whether some response may be scored in a process of the pool."""
         return self.run_in not in ("inline", "service")
 
     def __call__(self, function: F) -> F:

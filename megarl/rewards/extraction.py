@@ -107,7 +107,7 @@ def last_code_block(text: str, labels: Sequence[str]) -> str | None:
 
 
 def visible(text: str, *, think: tuple[str, str], eos: tuple[str, ...], opened: bool) -> str:
-    """`text` without thinking blocks and the end-of-sequence strings at its end.
+    """Return `text` without thinking blocks and the end-of-sequence strings at its end.
 
     opened: the prompt already opened the thinking block, so the response starts inside it.
     An unclosed block reaches to the end of the text.
@@ -130,7 +130,7 @@ def visible(text: str, *, think: tuple[str, str], eos: tuple[str, ...], opened: 
 
 
 def strip_eos(text: str, eos: tuple[str, ...]) -> str:
-    """`text` without these strings, however many, and white space at its end."""
+    """Return `text` without these strings, however many, and white space at its end."""
     end = len(text)
     while True:
         while end and text[end - 1].isspace():
@@ -142,7 +142,7 @@ def strip_eos(text: str, eos: tuple[str, ...]) -> str:
 
 
 def _matching_braces(text: str, start: int) -> dict[int, int]:
-    """Position of each `{` from `start` on -> position of its `}`; braces escaped by a backslash don't count."""
+    """Return where each `{` from `start` on has its `}`; braces escaped by a backslash don't count."""
     stack: list[int] = []
     closing = {}
     for match in _BRACES.finditer(text, start):

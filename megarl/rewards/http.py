@@ -93,7 +93,7 @@ def _token(path: str) -> str:
 
 
 def check_http(*, url: str, token_file: str | None = None, **_: object) -> None:
-    """For `@verifier(check=...)`: an address and token that can work."""
+    """Refuse an address or a token that cannot work; for `@verifier(check=...)`."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:

@@ -63,8 +63,9 @@ class Launch:
 class Bubblewrap:
     """A root of its own, made of read-only parts of this machine's.
 
-    user_namespace: unprivileged, or root that may not mount. proc: whether a fresh /proc may be mounted
-    (some containers forbid it; without one, /dev/stdin does not work)."""
+    user_namespace: unprivileged, or root that may not mount. proc: whether a fresh /proc may be mounted (some
+    containers forbid it; without one, /dev/stdin does not work).
+    """
 
     executable: str
     user_namespace: bool
@@ -80,15 +81,8 @@ class Bubblewrap:
         counted = user is not None or (os.getuid() != 0 and kernel() >= USER_NAMESPACE_LIMITS)
         shows_tmp = any(Path(path).is_relative_to("/tmp") for path in view.paths)
         argv = [
-            *(self.executable, "--die-with-parent", "--as-pid-1", "--new-session", "--unshare-pid"),
-            *(
-                "--unshare-net",
-                "--unshare-ipc",
-                "--unshare-uts",
-                "--unshare-cgroup-try",
-                "--hostname",
-                "sandbox",
-            ),
+            *(self.executable, "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"),
+            *(f"--unshare-{space}" for space in ("pid", "net", "ipc", "uts", "cgroup-try")),
             *self._identity(),
             *_show(view.paths),
             *("--dev", "/dev", "--size", str(SHARED_MEMORY_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"),
@@ -129,17 +123,15 @@ class Landlock:
     def launch(self, view: View, limits: Limits) -> Launch:
         user = spare_user() if view.others_may_reach else None
         folder = work_folder(user)
-        devices = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]
-        files = {
-            "read": list(view.paths),
-            "write": [folder, *(path for path in devices if os.path.exists(path))],
-        }
+        devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
+        writable = [folder, *(path for path in devices if os.path.exists(path))]
+        files = {"read": list(view.paths), "write": writable}
         return _in_folder(folder, view, user, _rules(user, own_namespaces=False) | {"landlock": files})
 
 
 @dataclass(frozen=True)
 class Unconfined:
-    """Limits only. Any program may read, change and send whatever the user of this process may."""
+    """Limits and nothing else. Any program may read, change and send whatever the user of this process may."""
 
     name: str = "none"
 
@@ -162,9 +154,8 @@ def bubblewrap_variants() -> list[Bubblewrap]:
     answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30).stdout
     version = tuple(int(part) for part in answer.split()[-1].split(".")[:2]) if answer.strip() else (0, 0)
     if version < MIN_BUBBLEWRAP:
-        raise SandboxFailure(
-            f"{answer.strip() or executable} is too old; 0.7 or newer can bound the work folder"
-        )
+        found = answer.strip() or executable
+        raise SandboxFailure(f"{found} is too old; 0.7 or newer can bound the work folder")
     namespaces = [False, True] if os.geteuid() == 0 else [True]
     return [Bubblewrap(executable, user, proc) for user in namespaces for proc in (True, False)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -65,10 +66,9 @@ class Cgroup:
         """Return how many processes the kernel has killed in here for want of memory."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
-                for line in (self.folders[0] / name).read_text().splitlines():
-                    key, _, value = line.partition(" ")
-                    if key == "oom_kill":
-                        return int(value)
+                kills = re.search(r"^oom_kill (\d+)", (self.folders[0] / name).read_text(), re.MULTILINE)
+                if kills:
+                    return int(kills[1])
         return 0
 
     def remove(self, patience_s: float = 10.0) -> None:

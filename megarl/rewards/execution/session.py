@@ -271,7 +271,7 @@ class _Live:
         return " ".join(said.split())[-400:] or how
 
     def close(self) -> None:
-        """The end of its input ends the supervisor and all below it; what does not go is killed from here."""
+        """End the supervisor and all below it by the end of its input; kill from here what does not go."""
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):

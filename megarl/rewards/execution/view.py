@@ -29,12 +29,12 @@ class View:
 
     @property
     def others_may_read(self) -> bool:
-        """Whether a user who owns nothing can read the folders themselves (their parents apart)."""
+        """Return whether a user who owns nothing can read the folders themselves (their parents apart)."""
         return all(_others_may(Path(path)) for path in self.paths)
 
     @property
     def others_may_reach(self) -> bool:
-        """The same with all parents, as it matters where the file system is the host's own."""
+        """Return the same with all parents, as it matters where the file system is the host's own."""
         return self.others_may_read and all(
             _others_may(parent) for path in self.paths for parent in Path(path).resolve().parents
         )

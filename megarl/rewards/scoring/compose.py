@@ -19,7 +19,7 @@ class PartScore:
 
     @property
     def shuts(self) -> bool:
-        """A gate that is not passed (or could not be judged) ends the scoring."""
+        """Return whether this is a gate that is not passed, or could not be judged: it ends the scoring."""
         gate = self.part.gate
         return gate is not None and (self.score.value is None or self.score.value < gate)
 

@@ -45,7 +45,7 @@ class _Job:
 
 
 class WorkerPool:
-    """`submit` from any thread; `close` leaves no process. Processes start with the first job.
+    """Scores jobs that any thread may `submit`; `close` leaves no process. Processes start with the first job.
 
     workers: processes, at least 1. preload: import paths of verifiers that the template imports; others are
     imported by each worker when first used. memory_bytes: soft limit of a worker's address space, None for none.
@@ -95,7 +95,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The workers, and the template."""
+        """Return the workers' process ids, and the template's."""
         with self._lock:
             template = () if self._template is None else (self._template.process.pid,)
             return (*self._pids, *template)
@@ -168,7 +168,7 @@ class WorkerPool:
                 if self._closed:
                     _kill_group(worker.pid)
         try:
-            worker.await_ready()
+            worker.receive(START_TIMEOUT_S, READY)
         except BaseException:
             self._end(worker)
             raise
@@ -246,16 +246,13 @@ class _Worker:
         self.pid = pid
         self.connection = connection
 
-    def await_ready(self) -> None:
-        self._receive(START_TIMEOUT_S, READY)
-
     def run(self, job: _Job) -> Score:
         self.connection.send_bytes(job.message)
-        self._receive(START_TIMEOUT_S, STARTED)
-        value, parts, reason = json.loads(self._receive(job.timeout_s))
+        self.receive(START_TIMEOUT_S, STARTED)
+        value, parts, reason = json.loads(self.receive(job.timeout_s))
         return Score(value, parts, reason)
 
-    def _receive(self, timeout_s: float, expected: bytes | None = None) -> bytes:
+    def receive(self, timeout_s: float, expected: bytes | None = None) -> bytes:
         """Return the next message. Raises _TimedOut after `timeout_s` in which the worker could run."""
         start, starved = time.monotonic(), _starved_s(self.pid)
         left = timeout_s
@@ -271,7 +268,7 @@ class _Worker:
 
 
 def _starved_s(pid: int) -> float:
-    """Seconds in which the process was ready to run and the machine gave it no processor; 0 where unknown."""
+    """Return for how many seconds the process could run and the machine gave it no processor; 0 where unknown."""
     try:
         with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
             return int(file.read().split()[1]) / 1e9

@@ -52,7 +52,11 @@ class Scorer:
             for index, part in enumerate(self.settings.verifiers)
         }
         self._shaping = [_ready(part, f"rewards.shaping.{i}") for i, part in enumerate(self.settings.shaping)]
-        self._pool = self._make_pool()
+        verifiers = [ready.verifier for ready in (*self._named.values(), *self._shaping)]
+        preload = [verifier.path for verifier in verifiers if verifier.spec.may_use_worker]
+        workers, gib = self.settings.workers, self.settings.worker_memory_gib
+        memory_bytes = int(gib * 2**30) if gib else None
+        self._pool = WorkerPool(workers, preload, memory_bytes=memory_bytes) if workers else None
         self._services = ServiceHost()
 
     def check(self, verifiers: Iterable[str]) -> None:
@@ -98,14 +102,6 @@ class Scorer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _make_pool(self) -> WorkerPool | None:
-        if not self.settings.workers:
-            return None
-        verifiers = [ready.verifier for ready in (*self._named.values(), *self._shaping)]
-        preload = [verifier.path for verifier in verifiers if verifier.spec.may_use_worker]
-        gib = self.settings.worker_memory_gib
-        return WorkerPool(self.settings.workers, preload, memory_bytes=int(gib * 2**30) if gib else None)
 
     def _for_prompt(self, verifier: str) -> _Ready:
         if verifier not in self._named:

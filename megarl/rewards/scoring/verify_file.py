@@ -79,13 +79,13 @@ class FileReport:
 
     @property
     def mean(self) -> float | None:
-        """The mean score of what was scored; None if nothing was."""
+        """Return the mean score of what was scored; None if nothing was."""
         total = sum(value * count for value, count in self.values.items())
         return total / self.scored if self.scored else None
 
     @property
     def agreement(self) -> float | None:
-        """The share of labelled responses whose verdict is the label's; None without labels."""
+        """Return the share of labelled responses whose verdict is the label's; None without labels."""
         labelled = sum(self.confusion.values())
         agreed = self.confusion["right", "right"] + self.confusion["wrong", "wrong"]
         return agreed / labelled if labelled else None
@@ -152,7 +152,7 @@ def verify_file(
 
 
 def parse_options(words: list[str]) -> dict[str, Any]:
-    """`["mode=lenient", "percent=value"]` as a verifier's options; values are read as YAML."""
+    """Read `["mode=lenient", "percent=value"]` as a verifier's options; values are YAML."""
     options = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -37,7 +37,7 @@ REASON_CHARACTERS = 500
 
 
 def main() -> None:
-    """The template: until the parent closes the control socket, or is gone."""
+    """Be the template until the parent closes the control socket, or is gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     _die_with_parent()
     workers = _Workers()
@@ -110,7 +110,7 @@ def _no_sigchld() -> Iterator[None]:
 
 
 def _serve(connection: Connection, memory_bytes: int | None) -> None:
-    """A worker's life. Ends the process."""
+    """Be a worker; never returns."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)  # so that one kill ends what a verifier started, too

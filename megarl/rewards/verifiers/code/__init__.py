@@ -218,7 +218,7 @@ _ENDED = MappingProxyType(
 
 
 def _spread(tests: tuple[Test, ...], most: int | None) -> tuple[Test, ...]:
-    """At most `most`, evenly spread, the first and last among them."""
+    """Return at most `most` of them, evenly spread, the first and last among them."""
     if most is None or len(tests) <= most:
         return tests
     step = (len(tests) - 1) / max(1, most - 1)
