@@ -36,8 +36,27 @@ _BARE = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])")
 def answer_part(
     response: Response, *, think: tuple[str, str] = THINK, eos: tuple[str, ...] = EOS_STRINGS
 ) -> str:
-    """Return the response without thinking and end-of-sequence strings; the prompt may have opened the thinking."""
-    return visible(response.text, think=think, eos=eos, opened=response.prompt.rstrip().endswith(think[0]))
+    """Return the response without thinking blocks and the end-of-sequence strings at its end.
+
+    The prompt may have opened the thinking; an unclosed block reaches to the end of the text.
+    """
+    text = response.text
+    start, end = think
+    opened = response.prompt.rstrip().endswith(start)
+    kept, position = [], 0
+    first_end = text.find(end)
+    if first_end >= 0 and (opened or start not in text[:first_end]):
+        position = first_end + len(end)
+    elif opened:
+        return ""
+    while position >= 0:
+        begins = text.find(start, position)
+        kept.append(text[position : begins if begins >= 0 else len(text)])
+        if begins < 0:
+            break
+        closes = text.find(end, begins)
+        position = closes + len(end) if closes >= 0 else -1
+    return strip_eos(" ".join(kept), eos)
 
 
 def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
@@ -104,29 +123,6 @@ def last_code_block(text: str, labels: Sequence[str]) -> str | None:
         else:
             lines.append(line)
     return found
-
-
-def visible(text: str, *, think: tuple[str, str], eos: tuple[str, ...], opened: bool) -> str:
-    """Return `text` without thinking blocks and the end-of-sequence strings at its end.
-
-    opened: the prompt already opened the thinking block, so the response starts inside it.
-    An unclosed block reaches to the end of the text.
-    """
-    start, end = think
-    kept, position = [], 0
-    first_end = text.find(end)
-    if first_end >= 0 and (opened or start not in text[:first_end]):
-        position = first_end + len(end)
-    elif opened:
-        return ""
-    while position >= 0:
-        begins = text.find(start, position)
-        kept.append(text[position : begins if begins >= 0 else len(text)])
-        if begins < 0:
-            break
-        closes = text.find(end, begins)
-        position = closes + len(end) if closes >= 0 else -1
-    return strip_eos(" ".join(kept), eos)
 
 
 def strip_eos(text: str, eos: tuple[str, ...]) -> str:

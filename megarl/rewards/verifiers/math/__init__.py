@@ -144,7 +144,7 @@ def _final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
     """Return the final answer in the first of `forms` that the text has, the last of its kind, or None.
 
     An unclosed box (a truncated response) doesn't hide an earlier one; an empty box is an empty answer, not "no
-    answer". Every scan is linear in the text. text: without thinking and end-of-sequence strings (see `visible`).
+    answer". Every scan is linear in the text. text: without thinking and end-of-sequence strings (see `answer_part`).
     """
     found = (_after_last(_BEFORE[form], text) if form in _BEFORE else last_box(text) for form in forms)
     return next((answer for answer in found if answer is not None), None)
