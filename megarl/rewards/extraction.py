@@ -40,23 +40,12 @@ def answer_part(
 
     The prompt may have opened the thinking; an unclosed block reaches to the end of the text.
     """
-    text = response.text
-    start, end = think
-    opened = response.prompt.rstrip().endswith(start)
-    kept, position = [], 0
-    first_end = text.find(end)
-    if first_end >= 0 and (opened or start not in text[:first_end]):
-        position = first_end + len(end)
-    elif opened:
-        return ""
-    while position >= 0:
-        begins = text.find(start, position)
-        kept.append(text[position : begins if begins >= 0 else len(text)])
-        if begins < 0:
-            break
-        closes = text.find(end, begins)
-        position = closes + len(end) if closes >= 0 else -1
-    return strip_eos(" ".join(kept), eos)
+    text, (start, end) = response.text, think
+    before, closed, after = text.partition(end)
+    if response.prompt.rstrip().endswith(start) or (closed and start not in before):
+        text = after  # it began inside the thinking
+    block = re.compile(rf"{re.escape(start)}.*?(?:{re.escape(end)}|\Z)", re.DOTALL)
+    return strip_eos(block.sub(" ", text), eos)
 
 
 def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
