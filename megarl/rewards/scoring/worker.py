@@ -22,7 +22,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -72,10 +71,12 @@ class _Workers:
 
     def fork(self, control: socket.socket, theirs: int, memory_bytes: int | None) -> int:
         """Return a new worker, served at the socket `theirs`; its pid."""
-        with _no_sigchld():  # a worker that dies at once is a known one when its end is heard of
-            pid = os.fork()
-            if pid:
-                self._ended[pid] = None
+        # Blocked, so that a worker that dies at once is a known one when its end is heard of.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid:
+            self._ended[pid] = None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         if pid == 0:
             control.close()
             _serve(Connection(theirs), memory_bytes)
@@ -98,15 +99,6 @@ class _Workers:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] in self._ended:
                     self._ended[found[0]] = found[1]
-
-
-@contextlib.contextmanager
-def _no_sigchld() -> Iterator[None]:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
 
 def _serve(connection: Connection, memory_bytes: int | None) -> None:
