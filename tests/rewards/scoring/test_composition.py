@@ -53,15 +53,9 @@ def test_parts_and_the_sum_are_clipped():
 
 
 def test_one_verifier_may_score_twice_under_two_names():
-    shaping = [
-        {"name": "short", "verifier": "length", "options": {"start": 1, "end": 9, "unit": "characters"}},
-        {
-            "name": "few",
-            "verifier": "length",
-            "options": {"start": 1, "end": 2, "unit": "words"},
-            "weight": 0,
-        },
-    ]
+    short = {"name": "short", "options": {"start": 1, "end": 9, "unit": "characters"}}
+    few = {"name": "few", "options": {"start": 1, "end": 2, "unit": "words"}, "weight": 0}
+    shaping = [{**part, "verifier": "length"} for part in (short, few)]
     assert reward_of("Paris", shaping=shaping).parts.keys() == {"exact", "short", "few"}
     with pytest.raises(UserError, match="two parts are named 'length'"):
         Scorer({"shaping": [{"name": "length", "options": {"start": 1, "end": 2}}] * 2})
