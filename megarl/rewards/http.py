@@ -63,7 +63,7 @@ class JsonClient:
         await self._client.aclose()
 
     async def _attempt(self, body: Any) -> tuple[dict[str, Any] | str, float | None]:
-        """Return ({"json": answer}, None), or what failed and for how long to wait at least (None: for ever)."""
+        """Return ({"json": answer}, None), or what failed and the least seconds to wait (None: don't try again)."""
         try:
             answer = await self._client.post(self.url, json=body)
         except httpx.TransportError as error:
