@@ -14,8 +14,8 @@ Nothing here imports torch, Megatron or SGLang.
 import asyncio
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, call, to_score, verifier
-from megarl.rewards.scoring.compose import reason_kind
-from megarl.rewards.scoring.scorer import Scored, Scorer
+from megarl.rewards.scoring.compose import Scored, reason_kind
+from megarl.rewards.scoring.scorer import Scorer
 from megarl.rewards.scoring.verify_file import Columns, FileReport, parse_options, verify_file
 from megarl.rewards.settings import Part, RewardSettings
 from megarl.rewards.verifiers import Verifier, builtin_names, find

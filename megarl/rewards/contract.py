@@ -32,7 +32,7 @@ RunIn = Literal["inline", "worker", "service"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEFAULT_TIMEOUT_S = 10.0
+
 BAD_GROUND_TRUTH = "bad ground truth"  # how the reason of a `BadGroundTruth` begins
 
 
@@ -81,29 +81,9 @@ class BadGroundTruth(UserError):
     """The ground truth lacks what its verifier needs: a fault of the data's row, not of the response."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerifierSpec:
-    """A verifier's own declaration; the parameters of `verifier` explain the fields."""
-
-    run_in: RunIn | Callable[[GroundTruth], RunIn] = "worker"
-    timeout_s: float = DEFAULT_TIMEOUT_S
-    check: Callable[..., None] | None = None
-    warm: Callable[[], None] | None = None
-
-    @property
-    def may_use_worker(self) -> bool:
-        """Whether some response may be scored in a process of the pool."""
-        return self.run_in not in ("inline", "service")
-
-
-def verifier(
-    *,
-    run_in: RunIn | Callable[[GroundTruth], RunIn] = "worker",
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    check: Callable[..., None] | None = None,
-    warm: Callable[[], None] | None = None,
-) -> Callable[[F], F]:
-    """Declare where a verifier runs and its default time bound; the function stays a plain function.
+    """A verifier's declaration, written above it as `@verifier(...)`; the function stays a plain function.
 
     run_in: `inline`, `worker` or `service`, or a function of the ground truth that says which
         (`reasoning_gym` knows tasks of two of them).
@@ -113,26 +93,35 @@ def verifier(
     warm: called once in the process that workers are forked from, so that every worker has the caches it fills.
     """
 
-    def declare(function: F) -> F:
-        function.spec = VerifierSpec(run_in, timeout_s, check, warm)  # type: ignore[attr-defined]
+    run_in: RunIn | Callable[[GroundTruth], RunIn] = "worker"
+    timeout_s: float = 10.0
+    check: Callable[..., None] | None = None
+    warm: Callable[[], None] | None = None
+
+    @property
+    def may_use_worker(self) -> bool:
+        """Return whether some response may be scored in a process of the pool."""
+        return self.run_in not in ("inline", "service")
+
+    def __call__(self, function: F) -> F:
+        function.spec = self  # type: ignore[attr-defined]
         return function
 
-    return declare
+
+verifier = VerifierSpec
 
 
 def to_score(returned: Any) -> Score:
     """Turn what a verifier returned into a `Score`: numbers and booleans become values, anything odd is unscored."""
     if isinstance(returned, Score):
         return returned
-    if isinstance(returned, (bool, int, float)) or hasattr(returned, "__float__"):
-        try:
-            value = float(returned)
-        except (OverflowError, TypeError, ValueError) as error:
-            return Score(None, reason=f"returned no number: {error}")
-        if not math.isfinite(value):
-            return Score(None, reason=f"returned {value}")
-        return Score(value)
-    return Score(None, reason=f"returned {type(returned).__name__}, expected a number or a Score")
+    if not hasattr(returned, "__float__"):
+        return Score(None, reason=f"returned {type(returned).__name__}, expected a number or a Score")
+    try:
+        value = float(returned)
+    except (OverflowError, TypeError, ValueError) as error:
+        return Score(None, reason=f"returned no number: {error}")
+    return Score(value) if math.isfinite(value) else Score(None, reason=f"returned {value}")
 
 
 def call(

@@ -36,8 +36,16 @@ _BARE = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])")
 def answer_part(
     response: Response, *, think: tuple[str, str] = THINK, eos: tuple[str, ...] = EOS_STRINGS
 ) -> str:
-    """Return the response without thinking and end-of-sequence strings; the prompt may have opened the thinking."""
-    return visible(response.text, think=think, eos=eos, opened=response.prompt.rstrip().endswith(think[0]))
+    """Return the response without thinking blocks and the end-of-sequence strings at its end.
+
+    The prompt may have opened the thinking; an unclosed block reaches to the end of the text.
+    """
+    text, (start, end) = response.text, think
+    before, closed, after = text.partition(end)
+    if response.prompt.rstrip().endswith(start) or (closed and start not in before):
+        text = after  # it began inside the thinking
+    block = re.compile(rf"{re.escape(start)}.*?(?:{re.escape(end)}|\Z)", re.DOTALL)
+    return strip_eos(block.sub(" ", text), eos)
 
 
 def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
@@ -106,31 +114,8 @@ def last_code_block(text: str, labels: Sequence[str]) -> str | None:
     return found
 
 
-def visible(text: str, *, think: tuple[str, str], eos: tuple[str, ...], opened: bool) -> str:
-    """`text` without thinking blocks and the end-of-sequence strings at its end.
-
-    opened: the prompt already opened the thinking block, so the response starts inside it.
-    An unclosed block reaches to the end of the text.
-    """
-    start, end = think
-    kept, position = [], 0
-    first_end = text.find(end)
-    if first_end >= 0 and (opened or start not in text[:first_end]):
-        position = first_end + len(end)
-    elif opened:
-        return ""
-    while position >= 0:
-        begins = text.find(start, position)
-        kept.append(text[position : begins if begins >= 0 else len(text)])
-        if begins < 0:
-            break
-        closes = text.find(end, begins)
-        position = closes + len(end) if closes >= 0 else -1
-    return strip_eos(" ".join(kept), eos)
-
-
 def strip_eos(text: str, eos: tuple[str, ...]) -> str:
-    """`text` without these strings, however many, and white space at its end."""
+    """Return `text` without these strings, however many, and white space at its end."""
     end = len(text)
     while True:
         while end and text[end - 1].isspace():
@@ -142,9 +127,7 @@ def strip_eos(text: str, eos: tuple[str, ...]) -> str:
 
 
 def _matching_braces(text: str, start: int) -> dict[int, int]:
-    """Position of each `{` from `start` on -> position of its `}`; braces escaped by a backslash don't
-    count.
-    """
+    """Return where each `{` from `start` on has its `}`; braces escaped by a backslash don't count."""
     stack: list[int] = []
     closing = {}
     for match in _BRACES.finditer(text, start):

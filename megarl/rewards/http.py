@@ -25,8 +25,7 @@ class JsonClient:
 
     retries: further attempts after the first, for refused and broken connections, time-outs and the status
         codes in RETRIED; waits grow from `backoff_s` by doubling, with jitter, and follow `Retry-After`.
-    timeout_s: of one attempt. concurrency: requests under way at once. token_file: a file holding a bearer
-    token.
+    timeout_s: of one attempt. concurrency: requests under way at once. token_file: a file holding a bearer token.
     """
 
     def __init__(
@@ -43,10 +42,8 @@ class JsonClient:
         self.url = url
         self.retries = retries
         self.backoff_s = backoff_s
-        all_headers = dict(headers or {})
-        if token_file is not None:
-            all_headers["Authorization"] = f"Bearer {_token(token_file)}"
-        self._client = httpx.AsyncClient(timeout=timeout_s, headers=all_headers, follow_redirects=False)
+        token = {"Authorization": f"Bearer {_token(token_file)}"} if token_file is not None else {}
+        self._client = httpx.AsyncClient(timeout=timeout_s, headers={**(headers or {}), **token})
         self._slots = asyncio.Semaphore(concurrency)
 
     async def post(self, body: Any) -> Any:
@@ -66,9 +63,7 @@ class JsonClient:
         await self._client.aclose()
 
     async def _attempt(self, body: Any) -> tuple[dict[str, Any] | str, float | None]:
-        """({"json": answer}, None), or (what failed, seconds to wait at least; None: it is no use to try
-        again).
-        """
+        """Return ({"json": answer}, None), or what failed and the least seconds to wait (None: don't try again)."""
         try:
             answer = await self._client.post(self.url, json=body)
         except httpx.TransportError as error:
@@ -98,7 +93,7 @@ def _token(path: str) -> str:
 
 
 def check_http(*, url: str, token_file: str | None = None, **_: object) -> None:
-    """For `@verifier(check=...)`: an address and token that can work."""
+    """Refuse an address or a token that cannot work; for `@verifier(check=...)`."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:

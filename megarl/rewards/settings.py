@@ -1,5 +1,4 @@
-"""The settings of a reward: which verifiers, with which options and weights, and how their scores become one
-number.
+"""The settings of a reward: which verifiers, with which options and weights, and how scores become one number.
 
     reward = clip( sum over parts of weight * score ),   unless a gate is shut: then `gate_value`
 
@@ -12,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from megarl.errors import UserError, did_you_mean
 from megarl.settings import Section
+
+Bounds = tuple[float, float]
+
+
+def _ordered(bounds: Bounds | None) -> Bounds | None:
+    if bounds and bounds[0] > bounds[1]:
+        raise ValueError(f"{list(bounds)}: the lower bound is above the upper")
+    return bounds
 
 
 class Part(Section):
@@ -36,19 +43,12 @@ class Part(Section):
         default=None,
         description="A score below this shuts the gate: the reward is `gate_value`, other parts are not run.",
     )
-    clip: tuple[float, float] | None = Field(
-        default=None, description="Bounds of this score before it is weighted."
-    )
+    clip: Bounds | None = Field(default=None, description="Bounds of this score before it is weighted.")
+    _clip_is_ordered = field_validator("clip")(_ordered)
 
     @property
     def verifier_name(self) -> str:
         return self.verifier or self.name
-
-    @model_validator(mode="after")
-    def _clip_is_ordered(self) -> Part:
-        if self.clip and self.clip[0] > self.clip[1]:
-            raise ValueError(f"clip {list(self.clip)}: the lower bound is above the upper")
-        return self
 
 
 class RewardSettings(Section):
@@ -61,7 +61,8 @@ class RewardSettings(Section):
         default=(), description="Parts that score every response, whatever its prompt."
     )
     gate_value: float = Field(default=0.0, description="The reward when a gate is shut.")
-    clip: tuple[float, float] | None = Field(default=None, description="Bounds of the reward.")
+    clip: Bounds | None = Field(default=None, description="Bounds of the reward.")
+    _clip_is_ordered = field_validator("clip")(_ordered)
     soft_overlong: int | None = Field(
         default=None,
         gt=0,
@@ -87,26 +88,19 @@ class RewardSettings(Section):
                 raise ValueError(
                     f"two parts are named {name!r}; give one of them another name and `verifier: {name}`"
                 )
-        if self.clip and self.clip[0] > self.clip[1]:
-            raise ValueError(f"clip {list(self.clip)}: the lower bound is above the upper")
         return self
 
     @classmethod
-    def parse(
-        cls, given: RewardSettings | Mapping[str, Any] | None, *, where: str = "rewards"
-    ) -> RewardSettings:
-        """Settings from a plain mapping; raises UserError that names the key."""
+    def parse(cls, given: RewardSettings | Mapping[str, Any] | None) -> RewardSettings:
+        """Return the settings that a plain mapping gives. Raises UserError that names the key."""
         if isinstance(given, RewardSettings):
             return given
         try:
             return cls.model_validate(dict(given or {}))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            key = ".".join([where, *(str(part) for part in first["loc"])])
+            message = first["msg"].removeprefix("Value error, ")
             if first["type"] == "extra_forbidden":
                 known = [*cls.model_fields, *Part.model_fields]
-                raise UserError(
-                    f"{key}: unknown setting.{did_you_mean(str(first['loc'][-1]), known)}"
-                ) from None
-            message = first["msg"].removeprefix("Value error, ")
-            raise UserError(f"{key}: {message}") from None
+                message = f"unknown setting.{did_you_mean(str(first['loc'][-1]), known)}"
+            raise UserError(f"{'.'.join(map(str, ('rewards', *first['loc'])))}: {message}") from None

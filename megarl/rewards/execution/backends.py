@@ -8,8 +8,7 @@
 | work folder | tmpfs of bounded size | a folder of the host, each file bounded | the same |
 | needs | bubblewrap, user namespaces or CAP_SYS_ADMIN | Linux 5.13 with Landlock | nothing |
 
-All of them: limits (rlimits and a watch on the sum), no privileges, a session of its own, a clean
-environment.
+All of them: limits (rlimits and a watch on the sum), no privileges, a session of its own, a clean environment.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from megarl.rewards.execution import seccomp
 from megarl.rewards.execution.inside import confine, supervisor
-from megarl.rewards.execution.limits import Limits
+from megarl.rewards.execution.limits import Limits, SandboxFailure
 from megarl.rewards.execution.view import View
 
 PACKAGE = Path(__file__).parent  # holds the package `inside`
@@ -40,10 +39,6 @@ USERS = range(20_000, 60_000)  # root runs each sandbox as one of them: limits p
 MIN_BUBBLEWRAP = (0, 7)  # the first that can bound a tmpfs
 USER_NAMESPACE_LIMITS = (5, 14)  # the first kernel that counts processes per user namespace
 SHARED_MEMORY_BYTES = 64 << 20
-
-
-class Unusable(Exception):
-    """This way is not possible on this machine; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +59,13 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-class Backend(Protocol):
-    """One way to confine; immutable, shared by all sandboxes of a process."""
-
-    @property
-    def name(self) -> str: ...
-
-    def launch(self, view: View, limits: Limits) -> Launch: ...
-
-    def describe(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Bubblewrap:
     """A root of its own, made of read-only parts of this machine's.
 
-    user_namespace: unprivileged, or root that may not mount. proc: whether a fresh /proc may be mounted
-    (some containers forbid it; without one, /dev/stdin does not work)."""
+    user_namespace: unprivileged, or root that may not mount. proc: whether a fresh /proc may be mounted (some
+    containers forbid it; without one, /dev/stdin does not work).
+    """
 
     executable: str
     user_namespace: bool
@@ -94,27 +79,17 @@ class Bubblewrap:
     def launch(self, view: View, limits: Limits) -> Launch:
         user = None if self.user_namespace or not view.others_may_read else spare_user()
         counted = user is not None or (os.getuid() != 0 and kernel() >= USER_NAMESPACE_LIMITS)
+        shows_tmp = any(Path(path).is_relative_to("/tmp") for path in view.paths)
         argv = [
-            *(self.executable, "--die-with-parent", "--as-pid-1", "--new-session", "--unshare-pid"),
-            *(
-                "--unshare-net",
-                "--unshare-ipc",
-                "--unshare-uts",
-                "--unshare-cgroup-try",
-                "--hostname",
-                "sandbox",
-            ),
+            *(self.executable, "--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox"),
+            *(f"--unshare-{space}" for space in ("pid", "net", "ipc", "uts", "cgroup-try")),
             *self._identity(),
             *_show(view.paths),
             *("--dev", "/dev", "--size", str(SHARED_MEMORY_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"),
             *("--remount-ro", "/dev"),
             *(("--proc", "/proc") if self.proc else ()),
             *("--size", str(limits.work_bytes), "--perms", "0777", "--tmpfs", WORK),
-            *(
-                ()
-                if any(Path(path).is_relative_to("/tmp") for path in view.paths)
-                else ("--symlink", WORK, "/tmp")
-            ),
+            *(() if shows_tmp else ("--symlink", WORK, "/tmp")),
             *("--ro-bind", str(PACKAGE / "inside"), f"{PACKAGE_INSIDE}/inside"),
             *("--remount-ro", "/", "--chdir", WORK, "--clearenv"),
             *(argument for pair in environment(WORK).items() for argument in ("--setenv", *pair)),
@@ -148,17 +123,15 @@ class Landlock:
     def launch(self, view: View, limits: Limits) -> Launch:
         user = spare_user() if view.others_may_reach else None
         folder = work_folder(user)
-        devices = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"]
-        files = {
-            "read": list(view.paths),
-            "write": [folder, *(path for path in devices if os.path.exists(path))],
-        }
+        devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
+        writable = [folder, *(path for path in devices if os.path.exists(path))]
+        files = {"read": list(view.paths), "write": writable}
         return _in_folder(folder, view, user, _rules(user, own_namespaces=False) | {"landlock": files})
 
 
 @dataclass(frozen=True)
 class Unconfined:
-    """Limits only. Any program may read, change and send whatever the user of this process may."""
+    """Limits and nothing else. Any program may read, change and send whatever the user of this process may."""
 
     name: str = "none"
 
@@ -170,24 +143,21 @@ class Unconfined:
         return _in_folder(work_folder(None), view, None, rules)
 
 
+Backend = Bubblewrap | Landlock | Unconfined  # immutable, shared by all sandboxes of a process
+
+
 def bubblewrap_variants() -> list[Bubblewrap]:
-    """Return the variants worth trying here, best first. Raises Unusable without a bubblewrap that will do."""
+    """Return the variants worth trying here, best first. Raises SandboxFailure without a bubblewrap that will do."""
     executable = shutil.which("bwrap")
     if executable is None:
-        raise Unusable("bwrap is not installed (Debian and Ubuntu: apt-get install bubblewrap)")
+        raise SandboxFailure("bwrap is not installed (Debian and Ubuntu: apt-get install bubblewrap)")
     answer = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30).stdout
     version = tuple(int(part) for part in answer.split()[-1].split(".")[:2]) if answer.strip() else (0, 0)
     if version < MIN_BUBBLEWRAP:
-        raise Unusable(f"{answer.strip() or executable} is too old; 0.7 or newer can bound the work folder")
+        found = answer.strip() or executable
+        raise SandboxFailure(f"{found} is too old; 0.7 or newer can bound the work folder")
     namespaces = [False, True] if os.geteuid() == 0 else [True]
     return [Bubblewrap(executable, user, proc) for user in namespaces for proc in (True, False)]
-
-
-def landlock() -> Landlock:
-    """Return the Landlock backend. Raises Unusable where the kernel has no Landlock."""
-    if not confine.landlock_abi():
-        raise Unusable("this kernel has no Landlock (Linux 5.13 or newer, with landlock in its list of LSMs)")
-    return Landlock()
 
 
 def kernel() -> tuple[int, int]:
@@ -251,26 +221,18 @@ def _show(paths: Iterable[str]) -> list[str]:
     Links lead to where they end, and anybody may pass through the parents of a path.
     """
     argv: list[str] = []
-    parents = {
-        str(parent): None for path in paths for parent in reversed(Path(path).parents) if parent != Path("/")
-    }
-    for parent in parents:
-        argv += ["--perms", "0755", "--dir", parent]
+    parents = (parent for path in paths for parent in reversed(Path(path).parents) if parent != Path("/"))
+    for parent in dict.fromkeys(parents):
+        argv += ["--perms", "0755", "--dir", str(parent)]
     for path in paths:
-        argv += (
-            ["--symlink", os.path.realpath(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
-        )
+        argv += ["--symlink", os.path.realpath(path)] if os.path.islink(path) else ["--ro-bind", path]
+        argv.append(path)
     return argv
 
 
 def _may_change_user() -> bool:
     """Return whether we have CAP_SETGID and CAP_SETUID, and a user namespace that knows `USERS`."""
-    status = Path("/proc/self/status").read_text()
-    capabilities = int(
-        next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16
-    )
-    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    known = any(
-        int(first) <= USERS.start and USERS.stop <= int(first) + int(count) for first, _, count in ranges
-    )
-    return known and capabilities >> 6 & 0b11 == 0b11
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    ranges = [map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    known = any(first <= USERS.start and USERS.stop <= first + count for first, _, count in ranges)
+    return known and int(status["CapEff"], 16) >> 6 & 0b11 == 0b11

@@ -1,16 +1,15 @@
-"""A control group for one sandbox, where this machine lets us make one: memory and processes, counted
-exactly.
+"""A control group for one sandbox, where this machine lets us make one: it counts memory and processes exactly.
 
 Without one the limits still hold per process (rlimits), and in sum by looking at the sandbox every few
-milliseconds; a control group adds the kernel's own sum. It needs a folder in which we may make groups: as
-root on a plain machine that is the root of the hierarchy (v1), elsewhere a delegated folder (v2; systemd:
-`Delegate=yes`).
+milliseconds; a control group adds the kernel's own sum. It needs a folder in which we may make groups: as root on a
+plain machine that is the root of the hierarchy (v1), elsewhere a delegated folder (v2; systemd: `Delegate=yes`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -33,19 +32,19 @@ class CgroupParents:
         """Return a new, empty group with these limits. Raises OSError."""
         name = f"megarl-{os.getpid()}-{secrets.token_hex(4)}"
         group = Cgroup(tuple(folder / name for folder in self.folders))
-        tmpfs = limits.work_bytes
+        memory, pids = group.folders[0], group.folders[-1]
+        most = limits.memory_bytes + limits.work_bytes  # the work folder is in memory, too
+        if self.version == 2:
+            bound, swap, most_swap = "memory.max", "memory.swap.max", 0
+        else:
+            bound, swap, most_swap = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", most
         try:
             for folder in group.folders:
                 folder.mkdir()
-            if self.version == 2:
-                _write(group.folders[0] / "memory.max", limits.memory_bytes + tmpfs)
-                _write(group.folders[0] / "memory.swap.max", 0, optional=True)
-                _write(group.folders[0] / "pids.max", limits.processes + OWN_PROCESSES)
-            else:
-                memory, pids = group.folders
-                _write(memory / "memory.limit_in_bytes", limits.memory_bytes + tmpfs)
-                _write(memory / "memory.memsw.limit_in_bytes", limits.memory_bytes + tmpfs, optional=True)
-                _write(pids / "pids.max", limits.processes + OWN_PROCESSES)
+            (memory / bound).write_text(str(most))
+            with contextlib.suppress(OSError):  # not every kernel counts swap
+                (memory / swap).write_text(str(most_swap))
+            (pids / "pids.max").write_text(str(limits.processes + OWN_PROCESSES))
         except OSError:
             group.remove()
             raise
@@ -61,16 +60,15 @@ class Cgroup:
     def add(self, pids: list[int]) -> None:
         for folder in self.folders:
             for pid in pids:
-                _write(folder / "cgroup.procs", pid)
+                (folder / "cgroup.procs").write_text(str(pid))
 
     def memory_kills(self) -> int:
         """Return how many processes the kernel has killed in here for want of memory."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
-                for line in (self.folders[0] / name).read_text().splitlines():
-                    key, _, value = line.partition(" ")
-                    if key == "oom_kill":
-                        return int(value)
+                kills = re.search(r"^oom_kill (\d+)", (self.folders[0] / name).read_text(), re.MULTILINE)
+                if kills:
+                    return int(kills[1])
         return 0
 
     def remove(self, patience_s: float = 10.0) -> None:
@@ -104,18 +102,9 @@ def _candidates() -> list[CgroupParents]:
         _, controllers, path = line.split(":", 2)
         if not controllers and (ROOT / "cgroup.controllers").exists():
             own = ROOT / path.strip("/")
-            found += [
-                CgroupParents(2, (folder,)) for folder in (own, own.parent) if folder.is_relative_to(ROOT)
-            ]
+            folders = [folder for folder in (own, own.parent) if folder.is_relative_to(ROOT)]
+            found += [CgroupParents(2, (folder,)) for folder in folders]
     memory, pids = ROOT / "memory", ROOT / "pids"
     if memory.is_dir() and pids.is_dir():
         found.append(CgroupParents(1, (memory, pids)))
     return found
-
-
-def _write(path: Path, value: int, *, optional: bool = False) -> None:
-    try:
-        path.write_text(str(value))
-    except OSError:
-        if not optional:
-            raise

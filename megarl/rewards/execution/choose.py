@@ -11,8 +11,8 @@ from typing import Literal
 from megarl.errors import UserError
 from megarl.rewards.execution import backends
 from megarl.rewards.execution.cgroup import find_parents
+from megarl.rewards.execution.inside import confine
 from megarl.rewards.execution.limits import Limits, SandboxFailure
-from megarl.rewards.execution.seccomp import SeccompUnavailable
 from megarl.rewards.execution.session import Sandbox
 from megarl.rewards.execution.view import View, make_view
 
@@ -36,8 +36,8 @@ def choose(
 
     kind: `auto` takes bubblewrap, else Landlock with a warning; a name insists. `none` confines nothing and
         is refused without `unsafe_allow_unsandboxed`; with it, `auto` may come down to `none` too.
-    python, programs, read_only: see `make_view`. cgroups: use control groups where this process may make
-    some. Raises UserError where nothing works, with the reason for each.
+    python, programs, read_only: see `make_view`. cgroups: use control groups where this process may make some.
+    Raises UserError where nothing works, with the reason for each.
     """
     if kind == "none" and not unsafe_allow_unsandboxed:
         raise UserError(
@@ -46,16 +46,13 @@ def choose(
         )
     view = make_view(python, programs=programs, read_only=read_only)
     reasons: list[str] = []
-    tries: list[tuple[str, Callable[[View], Sandbox]]] = [
-        ("bubblewrap", _bubblewrap),
-        ("landlock", _landlock),
-    ]
-    for name, attempt in tries:
+    tries: dict[str, Callable[[View], Sandbox]] = {"bubblewrap": _bubblewrap, "landlock": _landlock}
+    for name, attempt in tries.items():
         if kind not in ("auto", name):
             continue
         try:
             sandbox = attempt(view)
-        except (backends.Unusable, SandboxFailure, SeccompUnavailable, OSError) as error:
+        except (SandboxFailure, OSError) as error:
             reasons.append(f"{name}: {error}")
             continue
         if reasons:
@@ -80,11 +77,15 @@ def _bubblewrap(view: View) -> Sandbox:
             return _tried(Sandbox(variant, view))
         except SandboxFailure as error:
             failures.append(str(error))
-    raise backends.Unusable("; ".join(dict.fromkeys(failures)))
+    raise SandboxFailure("; ".join(dict.fromkeys(failures)))
 
 
 def _landlock(view: View) -> Sandbox:
-    return _tried(Sandbox(backends.landlock(), view))
+    if not confine.landlock_abi():
+        raise SandboxFailure(
+            "this kernel has no Landlock (Linux 5.13 or newer, with landlock in its list of LSMs)"
+        )
+    return _tried(Sandbox(backends.Landlock(), view))
 
 
 def _with_cgroups(sandbox: Sandbox) -> Sandbox:

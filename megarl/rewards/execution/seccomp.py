@@ -13,6 +13,8 @@ import socket
 import tempfile
 from functools import cache
 
+from megarl.rewards.execution.limits import SandboxFailure
+
 # Observing or steering other processes.
 PROCESSES = (
     "ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp pidfd_getfd "
@@ -52,63 +54,48 @@ class _Condition(ctypes.Structure):
     )
 
 
-class SeccompUnavailable(Exception):
-    """libseccomp is missing, or refuses; the message says what to do."""
-
-
 @cache
 def program(*, own_namespaces: bool, own_user: bool) -> bytes:
     """Return the filter as BPF instructions.
 
-    own_namespaces: the program sees no process, network or file but its own. own_user: its user owns nothing
-    else.
+    own_namespaces: the program sees no process, network or file but its own. own_user: its user owns nothing else.
+    Raises SandboxFailure where libseccomp is missing or refuses.
     """
     try:
         library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
     except OSError:
-        raise SeccompUnavailable(
-            "libseccomp.so.2 is missing (Debian and Ubuntu: apt-get install libseccomp2)"
+        raise SandboxFailure(
+            "libseccomp.so.2 is missing (Debian, Ubuntu: apt-get install libseccomp2)"
         ) from None
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(ACT_ALLOW)))
     if not context:
-        raise SeccompUnavailable("libseccomp does not know this machine's architecture")
+        raise SandboxFailure("libseccomp does not know this machine's architecture")
+
+    def refuse(name: str, *, error: int = errno.EPERM, condition: _Condition | None = None) -> None:
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        if number < 0:
+            return  # newer than this libseccomp, or not on this architecture
+        action, count = ctypes.c_uint32(ACT_ERRNO | error), ctypes.c_uint(bool(condition))
+        conditions = (_Condition * 1)(condition) if condition else None
+        if result := library.seccomp_rule_add_array(context, action, number, count, conditions):
+            raise SandboxFailure(f"libseccomp refuses a rule for {name} (error {-result})")
+
     try:
         library.seccomp_attr_set(context, ATTRIBUTE_BAD_ARCHITECTURE, ctypes.c_uint32(ACT_KILL_PROCESS))
         names = f"{PROCESSES} {KERNEL} {HIDDEN_MEMORY} {'' if own_namespaces or own_user else SAME_USER}"
         for name in names.split():
-            _refuse(library, context, name)
+            refuse(name)
         for flag in CLONE_NEW:
-            _refuse(library, context, "clone", condition=_Condition(0, MASKED_EQUAL, flag, flag))
-        _refuse(
-            library, context, "clone3", error=errno.ENOSYS
-        )  # its flags lie in memory; libc falls back to clone
-        _refuse(library, context, "prlimit64", condition=_Condition(0, NOT_EQUAL, 0, 0))
+            refuse("clone", condition=_Condition(0, MASKED_EQUAL, flag, flag))
+        refuse("clone3", error=errno.ENOSYS)  # its flags lie in memory; libc falls back to clone
+        refuse("prlimit64", condition=_Condition(0, NOT_EQUAL, 0, 0))
         local = _Condition(0, NOT_EQUAL, socket.AF_UNIX, 0)  # AF_VSOCK, for one, knows no namespaces
-        _refuse(library, context, "socket", condition=local if own_namespaces else None)
+        refuse("socket", condition=local if own_namespaces else None)
         with tempfile.TemporaryFile() as file:
             if library.seccomp_export_bpf(context, file.fileno()):
-                raise SeccompUnavailable("libseccomp could not compile the filter")
+                raise SandboxFailure("libseccomp could not compile the filter")
             file.seek(0)
             return file.read()
     finally:
         library.seccomp_release(context)
-
-
-def _refuse(
-    library: ctypes.CDLL,
-    context: ctypes.c_void_p,
-    name: str,
-    *,
-    error: int = errno.EPERM,
-    condition: _Condition | None = None,
-) -> None:
-    number = library.seccomp_syscall_resolve_name(name.encode())
-    if number < 0:
-        return  # newer than this libseccomp, or not on this architecture
-    conditions = (_Condition * 1)(condition) if condition else None
-    result = library.seccomp_rule_add_array(
-        context, ctypes.c_uint32(ACT_ERRNO | error), number, ctypes.c_uint(bool(condition)), conditions
-    )
-    if result:
-        raise SeccompUnavailable(f"libseccomp refuses a rule for {name} (error {-result})")

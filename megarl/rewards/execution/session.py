@@ -1,10 +1,8 @@
-"""One program in one sandbox: start it, give it inputs one at a time, take back what it did, leave nothing
-behind.
+"""One program in one sandbox: start it, give it inputs one at a time, take back what it did, leave nothing behind.
 
-Trust ends at the pipe. The supervisor inside reports what happened, and a hostile program may come to steer
-that report; so a report is parsed with bounds, holds no verdict, and time and memory are watched from here as
-well. What fails before the program's first byte runs is the sandbox's fault (`SandboxFailure`); all later is
-the program's.
+Trust ends at the pipe. The supervisor inside reports what happened, and a hostile program may come to steer that
+report; so a report is parsed with bounds, holds no verdict, and time and memory are watched from here as well. What
+fails before the program's first byte runs is the sandbox's fault (`SandboxFailure`); all later is the program's.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from megarl.rewards.execution.inside import program, tree, wire
 from megarl.rewards.execution.limits import Ended, Limits, SandboxFailure, SandboxResult
 from megarl.rewards.execution.view import View
 
-DEFAULT_LIMITS = Limits()
+BUILD_LIMITS = Limits(cpu_seconds=30, wall_seconds=60, memory_bytes=2 << 30)
 START_SECONDS = 30.0
 GRACE_SECONDS = 5.0  # for the supervisor to notice a time-out itself
 WATCH_SECONDS = 0.025
@@ -44,20 +42,13 @@ class Sandbox:
     view: View
     cgroups: CgroupParents | None = None
 
-    def session(
-        self,
-        files: Mapping[str, bytes],
-        limits: Limits = DEFAULT_LIMITS,
-        *,
-        build: Sequence[str] = (),
-        build_limits: Limits = DEFAULT_LIMITS,
-    ) -> Session:
+    def session(self, files: Mapping[str, bytes], limits: Limits, *, build: Sequence[str] = ()) -> Session:
         """Return a session, which is a context manager.
 
-        files: contents by name in the work folder; `main.py` is the Python program.
-        build: a command (a compiler) to run before the first run; its files stay for all that follow.
+        files: contents by name in the work folder; `main.py` is the Python program. limits: of a run, unless it
+        has its own. build: a command (a compiler) to run before the first run; its files stay for all that follow.
         """
-        return Session(self, files, limits, build, build_limits)
+        return Session(self, files, limits, build)
 
     def describe(self) -> str:
         group = f", control groups v{self.cgroups.version}" if self.cgroups else ""
@@ -68,15 +59,9 @@ class Session:
     """Runs one program any number of times. It is not for several threads at once."""
 
     def __init__(
-        self,
-        sandbox: Sandbox,
-        files: Mapping[str, bytes],
-        limits: Limits,
-        build: Sequence[str],
-        build_limits: Limits,
+        self, sandbox: Sandbox, files: Mapping[str, bytes], limits: Limits, build: Sequence[str]
     ) -> None:
-        self._sandbox, self._files, self._limits = sandbox, files, limits
-        self._build, self._build_limits = list(build), build_limits
+        self._sandbox, self._files, self._limits, self._build = sandbox, files, limits, list(build)
         self._live: _Live | None = None
 
     def __enter__(self) -> Session:
@@ -103,14 +88,8 @@ class Session:
     def build(self) -> SandboxResult:
         """Start the sandbox afresh and run the build command; a lost sandbox is rebuilt without asking."""
         self.close()
-        try:
-            self._live = _Live(self._sandbox, self._files, self._limits)
-            return self._live.run(
-                {"kind": "command", "argv": self._build, "build": True}, b"", self._build_limits
-            )
-        except BaseException as error:
-            self.close()
-            raise _as_failure(error) from error
+        job = {"kind": "command", "argv": self._build, "build": True}
+        return self._in_sandbox(job, b"", BUILD_LIMITS)
 
     def close(self) -> None:
         if self._live is not None:
@@ -118,22 +97,23 @@ class Session:
             self._live = None
 
     def _run(self, job: dict[str, Any], stdin: bytes, limits: Limits) -> SandboxResult:
-        if self._live is None or self._live.lost:
-            if self._build:
-                self.build()
-            else:
-                self.close()
+        if self._build and (self._live is None or self._live.lost):
+            self.build()
+        return self._in_sandbox(job, stdin, limits)
+
+    def _in_sandbox(self, job: dict[str, Any], stdin: bytes, limits: Limits) -> SandboxResult:
+        """Run a job, in a new sandbox if there is none that lives."""
         try:
-            self._live = self._live or _Live(self._sandbox, self._files, self._limits)
+            if self._live is None or self._live.lost:
+                self.close()
+                self._live = _Live(self._sandbox, self._files, self._limits)
             return self._live.run(job, stdin, limits)
-        except BaseException as error:
+        except OSError as error:  # what the system refuses us: processes, memory, descriptors
             self.close()
-            raise _as_failure(error) from error
-
-
-def _as_failure(error: BaseException) -> BaseException:
-    """Turn what the operating system refuses us (processes, memory, descriptors) into a failure of the sandbox."""
-    return SandboxFailure(f"{type(error).__name__}: {error}") if isinstance(error, OSError) else error
+            raise SandboxFailure(f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
 
 
 class _Live:
@@ -203,9 +183,7 @@ class _Live:
         from_outside = ended == "lost" and not killed and self._exit_code() < 0 and not self._killers
         self.close()
         if from_outside:
-            raise SandboxFailure(
-                "the sandbox was killed from outside (by the kernel for want of memory, or by hand)"
-            )
+            raise SandboxFailure("the sandbox was killed from outside (by the kernel for memory, or by hand)")
         return SandboxResult(ended="memory" if ended == "lost" and killed else ended, wall_seconds=wall)
 
     def _exchange(
@@ -221,12 +199,10 @@ class _Live:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
-            for pipe, event in (
-                (self._process.stdin, selectors.EVENT_WRITE),
-                (self._process.stdout, selectors.EVENT_READ),
-            ):
+            for pipe in (self._process.stdin, self._process.stdout):
                 os.set_blocking(pipe.fileno(), False)
-                selector.register(pipe, event)
+            selector.register(self._process.stdin, selectors.EVENT_WRITE)
+            selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
                 for key, event in selector.select(WATCH_SECONDS):
                     if event == selectors.EVENT_WRITE:
@@ -292,10 +268,10 @@ class _Live:
         os.set_blocking(self._process.stderr.fileno(), False)
         said = (self._process.stderr.read() or b"").decode("utf-8", "replace").strip()
         how = "not in time" if ended == "wall_time" else f"exit code {self._process.returncode}"
-        return f"{' '.join(said.split())[-400:] or how}"
+        return " ".join(said.split())[-400:] or how
 
     def close(self) -> None:
-        """The end of its input ends the supervisor and all below it; what does not go is killed from here."""
+        """End the supervisor and all below it by the end of its input; kill from here what does not go."""
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):

@@ -29,12 +29,12 @@ class View:
 
     @property
     def others_may_read(self) -> bool:
-        """Whether a user who owns nothing can read the folders themselves (their parents apart)."""
+        """Return whether a user who owns nothing can read the folders themselves (their parents apart)."""
         return all(_others_may(Path(path)) for path in self.paths)
 
     @property
     def others_may_reach(self) -> bool:
-        """The same with all parents, as it matters where the file system is the host's own."""
+        """Return the same with all parents, as it matters where the file system is the host's own."""
         return self.others_may_read and all(
             _others_may(parent) for path in self.paths for parent in Path(path).resolve().parents
         )
@@ -51,18 +51,16 @@ def make_view(python: str | None = None, *, programs: bool = False, read_only: I
         command: tuple[str, ...] = (getattr(sys, "_base_executable", sys.executable), "-s", "-S")
         needed = [command[0], sys.base_prefix, sys.base_exec_prefix]
     else:
-        command = (_executable(python), "-s")
+        found = shutil.which(python)
+        if found is None:
+            raise UserError(f"code sandbox: there is no Python interpreter {python!r}")
+        command = (os.path.abspath(found), "-s")
         needed = [command[0], *_prefixes(python)]
     for path in read_only:
         if not os.path.isabs(path) or not os.path.exists(path):
             raise UserError(f"code sandbox: read_only path {path!r} must be absolute and exist")
-    wanted = [
-        *LIBRARIES,
-        *(PROGRAMS if programs else ()),
-        *needed,
-        *map(os.path.realpath, needed),
-        *read_only,
-    ]
+    system = LIBRARIES + PROGRAMS if programs else LIBRARIES
+    wanted = [*system, *needed, *map(os.path.realpath, needed), *read_only]
     return View(command, tuple(_outermost(path for path in wanted if os.path.exists(path))))
 
 
@@ -89,13 +87,6 @@ def _behind(path: str, links: set[str]) -> str:
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
-def _executable(python: str) -> str:
-    found = shutil.which(python)
-    if found is None:
-        raise UserError(f"code sandbox: there is no Python interpreter {python!r}")
-    return os.path.abspath(found)
-
-
 def _prefixes(python: str) -> list[str]:
     try:
         answer = subprocess.run([python, "-I", "-S", "-c", ASK], capture_output=True, timeout=60, check=True)
@@ -106,5 +97,5 @@ def _prefixes(python: str) -> list[str]:
 
 
 def _others_may(path: Path) -> bool:
-    mode = path.stat().st_mode
-    return bool(mode & 0o004 and mode & 0o001) if path.is_dir() else bool(mode & 0o004)
+    needed = 0o005 if path.is_dir() else 0o004
+    return path.stat().st_mode & needed == needed

@@ -1,17 +1,13 @@
-"""Several scores become one reward: weighted sum, gates, clipping. Pure functions; every part stays
-visible.
-"""
+"""Several scores become one reward: weighted sum, gates, clipping. Pure functions; every part stays visible."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from megarl.rewards.contract import BAD_GROUND_TRUTH, Score
-from megarl.rewards.settings import Part
-
-Bounds = tuple[float, float]
+from megarl.rewards.settings import Bounds, Part
 
 
 @dataclass(frozen=True)
@@ -23,16 +19,21 @@ class PartScore:
 
     @property
     def shuts(self) -> bool:
-        """A gate that is not passed (or could not be judged) ends the scoring."""
+        """Return whether this is a gate that is not passed, or could not be judged: it ends the scoring."""
         gate = self.part.gate
         return gate is not None and (self.score.value is None or self.score.value < gate)
 
-    @property
-    def share(self) -> float | None:
-        """weight * clipped score."""
-        return (
-            None if self.score.value is None else self.part.weight * clamp(self.score.value, self.part.clip)
-        )
+
+@dataclass(frozen=True)
+class Scored:
+    """A response's reward and what it is made of.
+
+    reward: None = unscored, and `reason` says why. parts: every part's raw score (before clip and weight) by name.
+    """
+
+    reward: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    reason: str | None = None
 
 
 _KINDS = (
@@ -55,14 +56,12 @@ def clamp(value: float, bounds: Bounds | None) -> float:
     return value if bounds is None else min(max(value, bounds[0]), bounds[1])
 
 
-def compose(
-    results: Sequence[PartScore], *, gate_value: float, clip: Bounds | None
-) -> tuple[float | None, dict[str, float | None], str | None]:
-    """(reward, parts, reason).
+def compose(results: Sequence[PartScore], *, gate_value: float, clip: Bounds | None) -> Scored:
+    """Return the weighted sum of the clipped scores, clipped.
 
-    A part that counts and could not be scored makes the reward None: a sum with a hole would be a wrong
-    number. A shut gate gives `gate_value` whatever the rest. Parts of weight 0 are logged only. `parts` holds
-    raw scores by part name, and a verifier's own sub-scores as `<part>/<sub-score>`.
+    A part that counts and could not be scored makes the reward None: a sum with a hole would be a wrong number. A
+    shut gate gives `gate_value` whatever the rest. Parts of weight 0 are logged only. A verifier's own sub-scores
+    are among the parts as `<part>/<sub-score>`.
     """
     parts: dict[str, float | None] = {}
     for result in results:
@@ -70,10 +69,11 @@ def compose(
         parts |= {f"{result.part.name}/{key}": value for key, value in result.score.parts.items()}
     reward = 0.0
     for result in results:
-        counts = result.part.weight != 0 or result.part.gate is not None
-        if result.score.value is None and counts:
-            return None, parts, f"{result.part.name}: {result.score.reason}"
+        part, value = result.part, result.score.value
+        if value is None and (part.weight != 0 or part.gate is not None):
+            return Scored(None, parts, f"{part.name}: {result.score.reason}")
         if result.shuts:
-            return gate_value, parts, None
-        reward += result.share or 0.0
-    return clamp(reward, clip), parts, None
+            return Scored(gate_value, parts)
+        if value is not None:
+            reward += part.weight * clamp(value, part.clip)
+    return Scored(clamp(reward, clip), parts)

@@ -45,16 +45,14 @@ class _Job:
 
 
 class WorkerPool:
-    """`submit` from any thread; `close` leaves no process. Processes start with the first job.
+    """Scores jobs that any thread may `submit`; `close` leaves no process. Processes start with the first job.
 
     workers: processes, at least 1. preload: import paths of verifiers that the template imports; others are
-    imported by each worker when first used. memory_bytes: soft limit of a worker's address space, None for
-    none.
+    imported by each worker when first used. memory_bytes: soft limit of a worker's address space, None for none.
     """
 
-    def __init__(self, workers: int, *, preload: Iterable[str] = (), memory_bytes: int | None = None) -> None:
-        if workers < 1:
-            raise ValueError(f"a pool needs at least one worker, not {workers}")
+    def __init__(self, workers: int, preload: Iterable[str] = (), *, memory_bytes: int | None = None) -> None:
+        self._workers = workers
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._preload = set(preload)
         self._memory_bytes = memory_bytes
@@ -62,11 +60,7 @@ class WorkerPool:
         self._template_lock = threading.Lock()
         self._template: _Template | None = None
         self._pids: set[int] = set()
-        self._threads = [
-            threading.Thread(target=self._slot, name=f"scoring-{index}", daemon=True)
-            for index in range(workers)
-        ]
-        self._started = False
+        self._threads: list[threading.Thread] = []
         self._closed = False
 
     def preload(self, path: str) -> None:
@@ -93,15 +87,15 @@ class WorkerPool:
             if self._closed:
                 raise RuntimeError("the scoring pool is closed")
             self._jobs.put(_Job(message, timeout_s, future))
-            if not self._started:
-                self._started = True
-                for thread in self._threads:
-                    thread.start()
+            while len(self._threads) < self._workers:
+                name = f"scoring-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._slot, name=name, daemon=True))
+                self._threads[-1].start()
         return future
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The workers, and the template."""
+        """Return the workers' process ids, and the template's."""
         with self._lock:
             template = () if self._template is None else (self._template.process.pid,)
             return (*self._pids, *template)
@@ -119,9 +113,8 @@ class WorkerPool:
                     job.future.cancel()
         for _ in self._threads:
             self._jobs.put(None)
-        if self._started:
-            for thread in self._threads:
-                thread.join()
+        for thread in self._threads:
+            thread.join()
         with self._lock:
             template, self._template = self._template, None
         if template is not None:
@@ -138,14 +131,10 @@ class WorkerPool:
                 if worker is None:
                     worker = self._fork()
                 score = worker.run(job)
-            except _TimedOut as error:
-                score = Score(None, reason=str(error))
-                self._end(worker)
-                worker = None
             except Exception as error:
-                how = self._exit_of(worker) or f"{type(error).__name__}: {error}"
-                score = Score(None, reason=f"the scoring worker died ({how})")
-                self._end(worker)
+                how = self._end(worker) or f"{type(error).__name__}: {error}"
+                timed_out = isinstance(error, _TimedOut)
+                score = Score(None, reason=str(error) if timed_out else f"the scoring worker died ({how})")
                 worker = None
             job.future.set_result(score)
         self._end(worker)
@@ -179,34 +168,25 @@ class WorkerPool:
                 if self._closed:
                     _kill_group(worker.pid)
         try:
-            worker.await_ready()
+            worker.receive(START_TIMEOUT_S, READY)
         except BaseException:
             self._end(worker)
             raise
         return worker
 
-    def _exit_of(self, worker: _Worker | None) -> str | None:
-        """How a worker that went away ended; None if that cannot be known."""
+    def _end(self, worker: _Worker | None) -> str | None:
+        """Kill a worker that still lives; return how it ended, None if that cannot be known."""
         if worker is None:
             return None
+        with self._lock:
+            self._pids.discard(worker.pid)
+        _kill_group(worker.pid)
+        worker.connection.close()
         with self._template_lock, contextlib.suppress(OSError, ValueError):
             if self._template is not None and self._template.alive:
-                _kill_group(worker.pid)
                 code = os.waitstatus_to_exitcode(self._template.reap(worker.pid))
-                worker.reaped = True
                 return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return None
-
-    def _end(self, worker: _Worker | None) -> None:
-        if worker is not None:
-            with self._lock:
-                self._pids.discard(worker.pid)
-            _kill_group(worker.pid)
-            worker.connection.close()
-            if not worker.reaped:
-                with self._template_lock, contextlib.suppress(OSError, ValueError):
-                    if self._template is not None and self._template.alive:
-                        self._template.reap(worker.pid)
 
 
 class _TimedOut(Exception):
@@ -265,26 +245,15 @@ class _Worker:
     def __init__(self, pid: int, connection: Connection) -> None:
         self.pid = pid
         self.connection = connection
-        self.reaped = False
-
-    def await_ready(self) -> None:
-        self._receive(START_TIMEOUT_S, READY)
 
     def run(self, job: _Job) -> Score:
         self.connection.send_bytes(job.message)
-        self._receive(START_TIMEOUT_S, STARTED)
-        value, parts, reason = json.loads(self._receive(job.timeout_s))
+        self.receive(START_TIMEOUT_S, STARTED)
+        value, parts, reason = json.loads(self.receive(job.timeout_s))
         return Score(value, parts, reason)
 
-    def _receive(self, timeout_s: float, expected: bytes | None = None) -> bytes:
-        self._await(timeout_s)
-        message = self.connection.recv_bytes()
-        if expected is not None and message != expected:
-            raise RuntimeError(f"sent {message[:40]!r} instead of {expected!r}")
-        return message
-
-    def _await(self, timeout_s: float) -> None:
-        """Return when something has arrived. Raises _TimedOut after `timeout_s` in which the worker could run."""
+    def receive(self, timeout_s: float, expected: bytes | None = None) -> bytes:
+        """Return the next message. Raises _TimedOut after `timeout_s` in which the worker could run."""
         start, starved = time.monotonic(), _starved_s(self.pid)
         left = timeout_s
         while not self.connection.poll(left):
@@ -292,10 +261,14 @@ class _Worker:
             left = timeout_s - (passed - (_starved_s(self.pid) - starved))
             if left <= 0.001 or passed >= LONGEST_STRETCH * timeout_s:
                 raise _TimedOut(f"timed out after {timeout_s:g} s")
+        message = self.connection.recv_bytes()
+        if expected is not None and message != expected:
+            raise RuntimeError(f"sent {message[:40]!r} instead of {expected!r}")
+        return message
 
 
 def _starved_s(pid: int) -> float:
-    """Seconds in which the process was ready to run and the machine gave it no processor; 0 where unknown."""
+    """Return for how many seconds the process could run and the machine gave it no processor; 0 where unknown."""
     try:
         with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
             return int(file.read().split()[1]) / 1e9

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Iterable, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from megarl.errors import UserError, did_you_mean
 from megarl.rewards.contract import GroundTruth, Response, Score, call, unscored
-from megarl.rewards.scoring.compose import PartScore, compose
+from megarl.rewards.scoring.compose import PartScore, Scored, compose
 from megarl.rewards.scoring.pool import WorkerPool
 from megarl.rewards.scoring.services import ServiceHost
 from megarl.rewards.settings import Part, RewardSettings
@@ -26,18 +26,6 @@ from megarl.rewards.verifiers import Verifier, find
 
 if TYPE_CHECKING:
     from megarl.records import Sample
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A response's reward and what it is made of.
-
-    reward: None = unscored, and `reason` says why. parts: every part's raw score (before clip and weight) by name.
-    """
-
-    reward: float | None
-    parts: Mapping[str, float | None] = field(default_factory=dict)
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,11 @@ class Scorer:
             for index, part in enumerate(self.settings.verifiers)
         }
         self._shaping = [_ready(part, f"rewards.shaping.{i}") for i, part in enumerate(self.settings.shaping)]
-        self._pool = self._make_pool()
+        verifiers = [ready.verifier for ready in (*self._named.values(), *self._shaping)]
+        preload = [verifier.path for verifier in verifiers if verifier.spec.may_use_worker]
+        workers, gib = self.settings.workers, self.settings.worker_memory_gib
+        memory_bytes = int(gib * 2**30) if gib else None
+        self._pool = WorkerPool(workers, preload, memory_bytes=memory_bytes) if workers else None
         self._services = ServiceHost()
 
     def check(self, verifiers: Iterable[str]) -> None:
@@ -93,8 +85,7 @@ class Scorer:
         else:
             scores = await asyncio.gather(*(self._run(ready, response, ground_truth) for ready in others))
             results += [PartScore(ready.part, score) for ready, score in zip(others, scores, strict=True)]
-        reward, log, reason = compose(results, gate_value=self.settings.gate_value, clip=self.settings.clip)
-        return Scored(reward, log, reason)
+        return compose(results, gate_value=self.settings.gate_value, clip=self.settings.clip)
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -111,16 +102,6 @@ class Scorer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _make_pool(self) -> WorkerPool | None:
-        if not self.settings.workers:
-            return None
-        gib = self.settings.worker_memory_gib
-        ready = (*self._named.values(), *self._shaping)
-        preload = [one.verifier.path for one in ready if one.verifier.spec.may_use_worker]
-        return WorkerPool(
-            self.settings.workers, preload=preload, memory_bytes=int(gib * 2**30) if gib else None
-        )
 
     def _for_prompt(self, verifier: str) -> _Ready:
         if verifier not in self._named:
@@ -144,26 +125,23 @@ class Scorer:
         except Exception as error:
             return unscored(error)
         if run_in == "service":
-            job = self._services.submit(
-                ready.part.name, ready.verifier, ready.options, response, ground_truth
+            make = partial(ready.verifier.function, **ready.options)
+            waiting = asyncio.wrap_future(
+                self._services.submit(ready.part.name, make, response, ground_truth)
             )
-            return await _within(asyncio.wrap_future(job), ready.timeout_s)
+            try:
+                return await asyncio.wait_for(waiting, ready.timeout_s)
+            except TimeoutError:
+                return Score(None, reason=f"timed out after {ready.timeout_s:g} s")
         if run_in == "inline" or self._pool is None:
             return call(ready.verifier.function, response, ground_truth, ready.options)
-        future: Future[Score] = self._pool.submit(
-            ready.verifier.path, response, ground_truth, ready.options, ready.timeout_s
+        path, options = ready.verifier.path, ready.options
+        return await asyncio.wrap_future(
+            self._pool.submit(path, response, ground_truth, options, ready.timeout_s)
         )
-        return await asyncio.wrap_future(future)
 
 
 def _ready(part: Part, where: str) -> _Ready:
     found = find(part.verifier_name, where=where)
     options = found.options(part.options, where=where)
     return _Ready(part, found, options, part.timeout_s or found.spec.timeout_s)
-
-
-async def _within(waiting: Awaitable[Score], timeout_s: float) -> Score:
-    try:
-        return await asyncio.wait_for(waiting, timeout_s)
-    except TimeoutError:
-        return Score(None, reason=f"timed out after {timeout_s:g} s")

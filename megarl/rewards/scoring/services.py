@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 from megarl.rewards.contract import GroundTruth, Response, Score, to_score, unscored
-from megarl.rewards.verifiers import Verifier
 
 
 class ServiceHost:
@@ -26,17 +25,11 @@ class ServiceHost:
         self._instances: dict[str, Any] = {}
 
     def submit(
-        self,
-        name: str,
-        verifier: Verifier,
-        options: Mapping[str, Any],
-        response: Response,
-        ground_truth: GroundTruth,
+        self, name: str, make: Callable[[], Any], response: Response, ground_truth: GroundTruth
     ) -> Future[Score]:
-        """Score one response by the instance called `name`, which is made at its first use with `options`."""
-        return asyncio.run_coroutine_threadsafe(
-            self._score(name, verifier, options, response, ground_truth), self._running_loop()
-        )
+        """Score one response by the instance called `name`, which is made at its first use."""
+        job = self._score(name, make, response, ground_truth)
+        return asyncio.run_coroutine_threadsafe(job, self._running_loop())
 
     def close(self) -> None:
         """Close every instance, stop the loop, join the thread. Idempotent."""
@@ -54,23 +47,17 @@ class ServiceHost:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="scoring-services", daemon=True
-                )
+                run = self._loop.run_forever
+                self._thread = threading.Thread(target=run, name="scoring-services", daemon=True)
                 self._thread.start()
             return self._loop
 
     async def _score(
-        self,
-        name: str,
-        verifier: Verifier,
-        options: Mapping[str, Any],
-        response: Response,
-        ground_truth: GroundTruth,
+        self, name: str, make: Callable[[], Any], response: Response, ground_truth: GroundTruth
     ) -> Score:
         try:
             if name not in self._instances:
-                self._instances[name] = verifier.function(**options)
+                self._instances[name] = make()
             return to_score(await self._instances[name](response, ground_truth))
         except Exception as error:
             return unscored(error)

@@ -28,9 +28,11 @@ from megarl.data.rows import Row
 from megarl.data.tables import read_rows
 from megarl.errors import UserError, did_you_mean
 from megarl.rewards.contract import BAD_GROUND_TRUTH, Response
-from megarl.rewards.scoring.scorer import Scored, Scorer
+from megarl.rewards.scoring.compose import Scored
+from megarl.rewards.scoring.scorer import Scorer
 
 RIGHT_FROM = 0.5  # a score from here on counts as "right" against a label
+VERDICTS = ("right", "wrong", "unscored")
 KEPT = 20  # disagreements and bad rows that are kept to be shown; all are counted
 IN_FLIGHT_PER_WORKER = 64
 _LABELS = {
@@ -55,8 +57,7 @@ class FileReport:
     """What a verifier said about a file.
 
     values: how many responses got each score. unscored: how many for each reason. confusion: how many by
-    (label, verdict), verdicts being "right", "wrong" and "unscored". disagreements: the first of them, told
-    with their rows.
+    (label, one of VERDICTS). disagreements: the first of them, told with their rows.
     """
 
     path: Path
@@ -78,19 +79,42 @@ class FileReport:
 
     @property
     def mean(self) -> float | None:
-        """The mean score of what was scored; None if nothing was."""
+        """Return the mean score of what was scored; None if nothing was."""
         total = sum(value * count for value, count in self.values.items())
         return total / self.scored if self.scored else None
 
     @property
     def agreement(self) -> float | None:
-        """The share of labelled responses whose verdict is the label's; None without labels."""
+        """Return the share of labelled responses whose verdict is the label's; None without labels."""
         labelled = sum(self.confusion.values())
         agreed = self.confusion["right", "right"] + self.confusion["wrong", "wrong"]
         return agreed / labelled if labelled else None
 
     def __str__(self) -> str:
-        return render_report(self)
+        rate = self.responses / self.seconds if self.seconds else 0.0
+        lines = [
+            f"{self.path}: {self.responses} responses in {self.rows} rows by {self.verifier!r}, "
+            f"{self.seconds:.1f} s ({rate:.0f}/s)"
+        ]
+        if self.mean is not None:
+            lines.append(f"mean score {self.mean:.4f} over {self.scored} scored")
+            common = sorted(self.values.items(), key=lambda item: (-item[1], item[0]))[:8]
+            lines.append("scores: " + ", ".join(f"{value:g} x {count}" for value, count in common))
+        for name, values in sorted(self.parts.items()):
+            lines.append(f"part {name}: mean {sum(values) / len(values):.4f}")
+        for reason, count in self.unscored.most_common(8):
+            lines.append(f"unscored: {count} x {reason}")
+        if self.confusion:
+            lines += ["", "label \\ verdict" + "".join(f"{verdict:>10}" for verdict in VERDICTS)]
+            for label in ("right", "wrong"):
+                counts = "".join(f"{self.confusion[label, verdict]:>10}" for verdict in VERDICTS)
+                lines.append(f"{label:<15}{counts}")
+            lines.append(f"agreement {self.agreement:.4f}")
+        lines += [f"  {line}" for line in self.disagreements]
+        if self.bad_rows:
+            lines.append(f"bad rows left out: {self.bad_rows}")
+            lines += [f"  {line}" for line in self.problems]
+        return "\n".join(lines)
 
 
 def verify_file(
@@ -128,7 +152,7 @@ def verify_file(
 
 
 def parse_options(words: list[str]) -> dict[str, Any]:
-    """`["mode=lenient", "percent=value"]` as a verifier's options; values are read as YAML."""
+    """Read `["mode=lenient", "percent=value"]` as a verifier's options; values are YAML."""
     options = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -183,7 +207,8 @@ class _Rows:
                 f"{told.removesuffix('.')}. To leave bad rows out: --skip-bad-rows (in Python, on_bad_row='skip')."
             ) from None
         self.report.bad_rows += 1
-        self.report.problems += [told] if len(self.report.problems) < KEPT else []
+        if len(self.report.problems) < KEPT:
+            self.report.problems.append(told)
 
 
 @contextlib.contextmanager
@@ -245,8 +270,6 @@ def _ground_truth(value: Mapping[str, Any], columns: Columns) -> Mapping[str, An
 def _label(given: Any) -> bool | None:
     if given is None or given == "":
         return None
-    if isinstance(given, bool):
-        return given
     known = _LABELS.get(str(given).strip().casefold())
     if known is None:
         raise _BadRow(f"label {given!r} is neither true/false, right/wrong, nor 1/0")
@@ -266,15 +289,16 @@ async def _score_all(rows: _Rows, scorer: Scorer, report: FileReport, out: IO[st
             return
         _record(report, task, scored)
         if out is not None:
-            out.write(json.dumps(_line(report, task, scored), ensure_ascii=False) + "\n")
+            parts = {key: value for key, value in scored.parts.items() if key != report.verifier}
+            line = {"row": task.row.number, "index": task.index, "value": scored.reward, "parts": parts}
+            out.write(json.dumps({**line, "reason": scored.reason}, ensure_ascii=False) + "\n")
 
     try:
         for task in rows.tasks():
             under_way.add(asyncio.create_task(one(task)))
             if len(under_way) >= most:
                 done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                for finished in done:
-                    finished.result()
+                await asyncio.gather(*done)
         await asyncio.gather(*under_way)
     finally:
         for left in under_way:
@@ -303,48 +327,3 @@ def _record(report: FileReport, task: _Task, scored: Scored) -> None:
         report.disagreements.append(
             f"row {task.row.number}{which}: labelled {label}, judged {verdict}; ground truth {gold!r}, ends {text!r}"
         )
-
-
-def _line(report: FileReport, task: _Task, scored: Scored) -> dict[str, Any]:
-    parts = {key: value for key, value in scored.parts.items() if key != report.verifier}
-    return {
-        "row": task.row.number,
-        "index": task.index,
-        "value": scored.reward,
-        "parts": parts,
-        "reason": scored.reason,
-    }
-
-
-def render_report(report: FileReport) -> str:
-    """Return the report as text."""
-    rate = report.responses / report.seconds if report.seconds else 0.0
-    lines = [
-        f"{report.path}: {report.responses} responses in {report.rows} rows by {report.verifier!r}, "
-        f"{report.seconds:.1f} s ({rate:.0f}/s)"
-    ]
-    if report.mean is not None:
-        lines.append(f"mean score {report.mean:.4f} over {report.scored} scored")
-        common = sorted(report.values.items(), key=lambda item: (-item[1], item[0]))[:8]
-        lines.append("scores: " + ", ".join(f"{value:g} x {count}" for value, count in common))
-    for name, values in sorted(report.parts.items()):
-        lines.append(f"part {name}: mean {sum(values) / len(values):.4f}")
-    for reason, count in report.unscored.most_common(8):
-        lines.append(f"unscored: {count} x {reason}")
-    if report.confusion:
-        lines += _confusion(report)
-    lines += [f"  {line}" for line in report.disagreements]
-    if report.bad_rows:
-        lines.append(f"bad rows left out: {report.bad_rows}")
-        lines += [f"  {line}" for line in report.problems]
-    return "\n".join(lines)
-
-
-def _confusion(report: FileReport) -> list[str]:
-    verdicts = ("right", "wrong", "unscored")
-    lines = ["", "label \\ verdict" + "".join(f"{verdict:>10}" for verdict in verdicts)]
-    for label in ("right", "wrong"):
-        counts = "".join(f"{report.confusion[label, verdict]:>10}" for verdict in verdicts)
-        lines.append(f"{label:<15}{counts}")
-    lines.append(f"agreement {report.agreement:.4f}")
-    return lines

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -21,7 +22,6 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -36,7 +36,7 @@ REASON_CHARACTERS = 500
 
 
 def main() -> None:
-    """The template: until the parent closes the control socket, or is gone."""
+    """Be the template until the parent closes the control socket, or is gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     _die_with_parent()
     workers = _Workers()
@@ -71,16 +71,18 @@ class _Workers:
 
     def fork(self, control: socket.socket, theirs: int, memory_bytes: int | None) -> int:
         """Return a new worker, served at the socket `theirs`; its pid."""
-        with _no_sigchld():  # a worker that dies at once is a known one when its end is heard of
-            pid = os.fork()
-            if pid:
-                self._ended[pid] = None
+        # Blocked, so that a worker that dies at once is a known one when its end is heard of.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid:
+            self._ended[pid] = None
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         if pid == 0:
             control.close()
             _serve(Connection(theirs), memory_bytes)
         with contextlib.suppress(
             OSError
-        ):  # as the worker does itself: whoever hears of it can kill the group
+        ):  # as the worker does itself: so its group can be killed from now on
             os.setpgid(pid, pid)
         os.close(theirs)
         return pid
@@ -99,42 +101,34 @@ class _Workers:
                     self._ended[found[0]] = found[1]
 
 
-@contextlib.contextmanager
-def _no_sigchld() -> Iterator[None]:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-
-
 def _serve(connection: Connection, memory_bytes: int | None) -> None:
-    """A worker's life. Ends the process."""
+    """Be a worker; never returns."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)  # so that one kill ends what a verifier started, too
         _die_with_parent()
-        _limit_memory(memory_bytes)
+        if memory_bytes is not None:  # the soft limit, so that a verifier's own subprocess may set another
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
         random.seed()
-        functions: dict[str, Any] = {}
         connection.send_bytes(READY)
         while True:
-            connection.send_bytes(_answer(pickle.loads(connection.recv_bytes()), functions, connection))
+            connection.send_bytes(_answer(pickle.loads(connection.recv_bytes()), connection))
     except BaseException:
         os._exit(0)  # the pool is closed, or the parent gone
 
 
-def _answer(job: dict[str, Any], functions: dict[str, Any], connection: Connection) -> bytes:
-    path = job["path"]
+_found = functools.cache(find)
+
+
+def _answer(job: dict[str, Any], connection: Connection) -> bytes:
     try:
-        if path not in functions:
-            functions[path] = find(path).function
+        function = _found(job["path"]).function
     except UserError as error:
         connection.send_bytes(STARTED)
         score = Score(None, reason=str(error))
     else:
         connection.send_bytes(STARTED)
-        score = call(functions[path], job["response"], job["ground_truth"], job["options"])
+        score = call(function, job["response"], job["ground_truth"], job["options"])
     reason = score.reason[:REASON_CHARACTERS] if score.reason else None
     return json.dumps([score.value, dict(score.parts), reason], default=float).encode()
 
@@ -143,12 +137,6 @@ def _die_with_parent() -> None:
     """Linux: be killed when the thread or process that started us ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _limit_memory(limit: int | None) -> None:
-    """The soft limit only, so that a verifier's own subprocess may set another."""
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 if __name__ == "__main__":

@@ -71,13 +71,10 @@ def find(name: str, *, where: str = "verifier") -> Verifier:
     builtin, known = ":" not in name, builtin_names()
     if builtin and name not in known:
         raise UserError(
-            f"{where}: no verifier is named {name!r}.{did_you_mean(name, known)} "
-            f"Known: {', '.join(known)}; "
+            f"{where}: no verifier is named {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}; "
             "your own is named by its import path, package.module:function"
         )
-    module_name, _, attribute = name.partition(":")
-    if builtin:
-        module_name = f"{__name__}.{name}"
+    module_name, _, attribute = (f"{__name__}.{name}" if builtin else name).partition(":")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever is wrong with a user's module
@@ -93,13 +90,9 @@ def find(name: str, *, where: str = "verifier") -> Verifier:
             f"{did_you_mean(attribute, others)}"
         )
     _check_signature(function, f"{where}: verifier {name!r}")
-    spec = getattr(function, "spec", None)
-    return Verifier(
-        name,
-        f"{module_name}:{attribute}",
-        function,
-        spec if isinstance(spec, VerifierSpec) else VerifierSpec(),
-    )
+    declared = getattr(function, "spec", None)
+    spec = declared if isinstance(declared, VerifierSpec) else VerifierSpec()
+    return Verifier(name, f"{module_name}:{attribute}", function, spec)
 
 
 def _declared_in(module: ModuleType) -> str:

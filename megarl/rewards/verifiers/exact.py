@@ -46,12 +46,8 @@ def texts_of(ground_truth: GroundTruth, key: str = "answer") -> list[str]:
     given = ground_truth.get(key)
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     for one in found:
-        if (
-            not isinstance(one, (str, int, float))
-            or isinstance(one, bool)
-            or one != one
-            or not str(one).strip()
-        ):
+        number = isinstance(one, (int, float)) and not isinstance(one, bool) and one == one
+        if not number and not (isinstance(one, str) and one.strip()):
             raise BadGroundTruth(f"{key!r} is {given!r}: a text or number, or a list of them, is needed")
     if not found:
         raise BadGroundTruth(f"{key!r} is an empty list")

@@ -23,28 +23,24 @@ def format(
     r"""Return 1 if the response is `<think>...</think><answer>...</answer>` (for the default blocks), else 0.
 
     blocks: tag names in order; each opens and closes exactly once. The prompt may have opened the first one.
-    outside: what may stand beside the blocks: `nothing` (white space), text `after` the last one, or
-    `anything`.
-    allow_empty: blocks may be blank. boxed: the last block (or what follows it) must hold one closed
-    \boxed{}.
+    outside: what may stand beside the blocks: `nothing` (white space), text `after` the last one, or `anything`.
+    allow_empty: blocks may be blank. boxed: the last block (or what follows it) must hold one closed \boxed{}.
     graded: the share of the checks that pass, instead of all or nothing. Parts: each check by name.
     """
     text = strip_eos(response.text, eos)
-    if (
-        blocks
-        and response.prompt.rstrip().endswith(f"<{blocks[0]}>")
-        and not text.lstrip().startswith(f"<{blocks[0]}>")
-    ):
-        text = f"<{blocks[0]}>{text}"
+    first = f"<{blocks[0]}>" if blocks else ""
+    if blocks and response.prompt.rstrip().endswith(first) and not text.lstrip().startswith(first):
+        text = first + text
     once = all(text.count(f"<{name}>") == 1 == text.count(f"</{name}>") for name in blocks)
     spans = [(text.find(f"<{name}>"), text.find(f"</{name}>")) for name in blocks]
     bounds = [position for span in spans for position in span]
     ordered = all(position >= 0 for position in bounds) and bounds == sorted(bounds)
     checks = {"once": once, "in_order": ordered}
-    pieces = _outside(text, blocks) if once and ordered else None
     if outside != "anything":
-        beside = None if pieces is None else (pieces[:-1] if outside == "after" else pieces)
-        checks["nothing_beside"] = beside is not None and not any(piece.strip() for piece in beside)
+        ends = [0, *(end + len(name) + 3 for name, (_, end) in zip(blocks, spans, strict=True))]
+        starts = [*(start for start, _ in spans), len(text) if outside == "nothing" else ends[-1]]
+        beside = "".join(text[end:start] for end, start in zip(ends, starts, strict=True))
+        checks["nothing_beside"] = once and ordered and not beside.strip()
     if not allow_empty:
         checks["filled"] = ordered and all(
             _shows_something(text[start + len(name) + 2 : end])
@@ -70,12 +66,3 @@ def _part_with_box(text: str, blocks: tuple[str, ...], spans: list[tuple[int, in
         return text
     start, end = spans[-1]
     return text[end:] if outside == "after" else text[start:end]
-
-
-def _outside(text: str, blocks: tuple[str, ...]) -> list[str]:
-    """Return what stands before, between and after the blocks."""
-    pieces, position = [], 0
-    for name in blocks:
-        pieces.append(text[position : text.find(f"<{name}>")])
-        position = text.find(f"</{name}>") + len(name) + 3
-    return [*pieces, text[position:]]

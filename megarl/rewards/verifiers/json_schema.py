@@ -27,8 +27,7 @@ def json_schema(
 
     schema: for every prompt; otherwise the ground truth's.
     ground_truth: {"schema": ..., "answer": optional JSON value}.
-    source: the last fenced code block, the last <tag>, the whole text, or `auto`: the first of them that is
-    there.
+    source: the last fenced code block, the last <tag>, the whole text, or `auto`: the first of them that is there.
     graded: 0.5 for JSON that the schema refuses. Parts: `json`, `valid`. References to other documents are
     not fetched. NaN, Infinity and repeated keys are no JSON.
     """
@@ -46,17 +45,15 @@ def json_schema(
         return Score(0.0, {"json": 0.0, "valid": 0.0}, f"not JSON: {error}")
     try:
         fault = jsonschema.exceptions.best_match(kind(wanted, registry=Registry()).iter_errors(value))
+        problem = fault and f"{fault.json_path}: {fault.message[:200]}"
     except Unresolvable as error:
         raise BadGroundTruth(f"the schema is wrong: {error}") from None
     except RecursionError:
-        return Score(0.5 if graded else 0.0, {"json": 1.0, "valid": 0.0}, "nested too deeply")
-    if fault is not None:
-        where = fault.json_path
-        return Score(0.5 if graded else 0.0, {"json": 1.0, "valid": 0.0}, f"{where}: {fault.message[:200]}")
-    parts = {"json": 1.0, "valid": 1.0}
-    if "answer" not in ground_truth:
-        return Score(1.0, parts)
-    return Score(float(_same(value, ground_truth["answer"])), parts)
+        problem = "nested too deeply"
+    if problem is not None:
+        return Score(0.5 if graded else 0.0, {"json": 1.0, "valid": 0.0}, problem)
+    right = "answer" not in ground_truth or _same(value, ground_truth["answer"])
+    return Score(float(right), {"json": 1.0, "valid": 1.0})
 
 
 def _json_text(text: str, source: str, tag: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 
 from megarl.errors import did_you_mean
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
@@ -51,10 +52,9 @@ def language_consistency(response: Response, ground_truth: GroundTruth, *, langu
         if scripts is None:
             return Score(None, reason="the prompt has no words to tell its language by")
     else:
-        scripts = _scripts_of(
-            str(ground_truth.get("language", "")) if language == "ground_truth" else language
-        )
-    words = _UNITS.findall(_NOT_PROSE.sub(" ", response.text))
+        given = str(ground_truth.get("language", "")) if language == "ground_truth" else language
+        scripts = _scripts_of(given)
+    words = _words(response.text)
     if not words:
         return Score(1.0)
     return Score(sum(_script(word) in scripts for word in words) / len(words))
@@ -69,20 +69,20 @@ def _scripts_of(code: str) -> list[str]:
 
 
 def _main_script(text: str) -> list[str] | None:
-    counts: dict[str, int] = {}
-    for word in _UNITS.findall(_NOT_PROSE.sub(" ", text)):
-        script = _script(word)
-        counts[script] = counts.get(script, 0) + 1
+    counts = Counter(_script(word) for word in _words(text))
     if not counts:
         return None
-    if counts.get("HIRAGANA", 0) + counts.get("KATAKANA", 0) > counts.get("CJK", 0) / 10:
-        for script in ("HIRAGANA", "KATAKANA"):
-            counts["CJK"] = counts.get("CJK", 0) + counts.pop(script, 0)
-        japanese = True
-    else:
-        japanese = False
+    kana = counts["HIRAGANA"] + counts["KATAKANA"]
+    japanese = kana > counts["CJK"] / 10
+    if japanese:
+        counts["CJK"] += kana
+        del counts["HIRAGANA"], counts["KATAKANA"]
     main = max(counts, key=lambda script: counts[script])
     return _SCRIPT_OF["ja"] if main == "CJK" and japanese else [main]
+
+
+def _words(text: str) -> list[str]:
+    return _UNITS.findall(_NOT_PROSE.sub(" ", text))
 
 
 def _script(word: str) -> str:

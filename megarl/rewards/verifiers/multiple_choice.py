@@ -46,12 +46,9 @@ def _choices(ground_truth: GroundTruth) -> list[str]:
 
 def _right_letter(ground_truth: GroundTruth, choices: list[str]) -> str:
     given = ground_truth.get("answer")
-    if isinstance(given, int) and not isinstance(given, bool):
-        letter = chr(ord("A") + given) if 0 <= given < 26 else ""
-    elif isinstance(given, str):
-        letter = _letter(given, choices) or ""
-    else:
-        letter = ""
+    letter = _letter(given, choices) if isinstance(given, str) else None
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < 26:
+        letter = chr(ord("A") + given)
     if not letter or (choices and ord(letter) - ord("A") >= len(choices)):
         raise BadGroundTruth(f"'answer' is {given!r}: neither a choice's letter, nor its index, nor its text")
     return letter

@@ -40,8 +40,7 @@ def reasoning_gym(
 
     extraction, answer_marker, tag: where the answer stands, see `extraction.extract`.
     keep_thinking: look for the answer in the thinking block too.
-    exact_only: a score below 1 counts as 0. Many tasks give part credit, some of it for containing the
-    answer.
+    exact_only: a score below 1 counts as 0. Many tasks give part credit, some of it for containing the answer.
     """
     scorer = _scorer_of(ground_truth)
     entry = ground_truth.get("entry")

@@ -95,10 +95,9 @@ class Remote:
         try:
             answer = await self._client.post({"items": [item for item, _ in batch]})
             scores = _scores(answer, len(batch))
-        except ServiceFailure as failure:
-            scores = [Score(None, reason=str(failure))] * len(batch)
         except Exception as error:
-            scores = [Score(None, reason=f"{type(error).__name__}: {error}")] * len(batch)
+            reason = str(error) if isinstance(error, ServiceFailure) else f"{type(error).__name__}: {error}"
+            scores = [Score(None, reason=reason)] * len(batch)
         for (_, future), score in zip(batch, scores, strict=True):
             if not future.done():
                 future.set_result(score)

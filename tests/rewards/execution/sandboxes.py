@@ -69,7 +69,6 @@ def nothing_left_behind(folder: Path) -> Iterator[None]:
         time.sleep(0.01)
     assert children == []
     assert [path.name for path in folder.iterdir() if path.name.startswith("megarl-code-")] == []
-    groups = [
-        group for _, groups, _ in os.walk("/sys/fs/cgroup") for group in groups
-    ]  # others' may go meanwhile
-    assert [group for group in groups if group.startswith(f"megarl-{os.getpid()}-")] == []
+    walk = os.walk("/sys/fs/cgroup")  # which others' groups may leave meanwhile
+    ours = f"megarl-{os.getpid()}-"
+    assert [group for _, groups, _ in walk for group in groups if group.startswith(ours)] == []

@@ -53,15 +53,9 @@ def test_parts_and_the_sum_are_clipped():
 
 
 def test_one_verifier_may_score_twice_under_two_names():
-    shaping = [
-        {"name": "short", "verifier": "length", "options": {"start": 1, "end": 9, "unit": "characters"}},
-        {
-            "name": "few",
-            "verifier": "length",
-            "options": {"start": 1, "end": 2, "unit": "words"},
-            "weight": 0,
-        },
-    ]
+    short = {"name": "short", "options": {"start": 1, "end": 9, "unit": "characters"}}
+    few = {"name": "few", "options": {"start": 1, "end": 2, "unit": "words"}, "weight": 0}
+    shaping = [{**part, "verifier": "length"} for part in (short, few)]
     assert reward_of("Paris", shaping=shaping).parts.keys() == {"exact", "short", "few"}
     with pytest.raises(UserError, match="two parts are named 'length'"):
         Scorer({"shaping": [{"name": "length", "options": {"start": 1, "end": 2}}] * 2})
@@ -73,20 +67,18 @@ values = st.one_of(st.none(), st.floats(-10, 10))
 @given(st.lists(st.tuples(values, st.floats(-2, 2)), min_size=1, max_size=5))
 def test_a_part_that_counts_and_has_no_score_leaves_the_response_unscored(parts):
     results = [part_score(f"p{i}", value, weight=weight) for i, (value, weight) in enumerate(parts)]
-    reward, log, reason = compose(results, gate_value=0.0, clip=None)
+    scored = compose(results, gate_value=0.0, clip=None)
     missing = [i for i, (value, weight) in enumerate(parts) if value is None and weight != 0]
     if missing:
-        assert reward is None
-        assert reason == f"p{missing[0]}: timed out"
+        assert (scored.reward, scored.reason) == (None, f"p{missing[0]}: timed out")
     else:
-        assert reward == pytest.approx(sum(v * w for v, w in parts if v is not None))
-    assert log == {f"p{i}": value for i, (value, _) in enumerate(parts)}
+        assert scored.reward == pytest.approx(sum(v * w for v, w in parts if v is not None))
+    assert scored.parts == {f"p{i}": value for i, (value, _) in enumerate(parts)}
 
 
 def test_a_gate_that_cannot_be_judged_is_unscored_not_shut():
-    reward, _, reason = compose([part_score("g", None, gate=1.0)], gate_value=0.0, clip=None)
-    assert reward is None
-    assert reason == "g: timed out"
+    scored = compose([part_score("g", None, gate=1.0)], gate_value=0.0, clip=None)
+    assert (scored.reward, scored.reason) == (None, "g: timed out")
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from megarl.rewards.scoring.pool import WorkerPool
 
 CHAIN_SUM = {"dataset": "chain_sum", "entry": {"question": "3 + 4 =", "answer": "7", "metadata": {}}}
 COUNTDOWN = {"dataset": "countdown", "entry": {"answer": "3+4", "metadata": {"numbers": [3, 4], "target": 7}}}
-HANG = "tests.rewards.scoring.verifiers_for_tests:hang"
-SHOUTS = "tests.rewards.scoring.verifiers_for_tests:shouts"
+OURS = "tests.rewards.scoring.verifiers_for_tests"
+HANG = f"{OURS}:hang"
+SHOUTS = f"{OURS}:shouts"
 
 
 def make_sample(text: str, verifier: str, ground_truth: dict, *, finish_reason: str = "stop") -> Sample:
@@ -101,7 +102,7 @@ def test_a_slow_response_does_not_hold_up_a_quick_one():
 
 
 def test_what_a_killed_verifier_started_is_killed_with_it():
-    verifier = "tests.rewards.scoring.verifiers_for_tests:starts_a_sleeper"
+    verifier = f"{OURS}:starts_a_sleeper"
     with Scorer({"workers": 1, "verifiers": [{"name": verifier, "timeout_s": 2.0}]}) as scorer:
         marker = f"3{os.getpid()}"  # `sleep 3PID`: found in /proc, and nobody else's
         (sample,) = score_all(scorer, make_sample(marker, verifier, {}))
@@ -132,7 +133,7 @@ def test_imports_do_not_count_against_the_time_bound():
 def test_a_worker_that_dies_is_replaced_and_its_response_is_unscored(scorer):
     died, fine = score_all(
         scorer,
-        make_sample("", "tests.rewards.scoring.verifiers_for_tests:die", {}),
+        make_sample("", f"{OURS}:die", {}),
         make_sample("!", SHOUTS, {}),
     )
     assert died.reward is None
@@ -194,10 +195,7 @@ def test_no_torch_is_imported_here_or_in_a_worker():
 def test_a_verifier_that_raises_or_returns_nonsense_is_unscored_with_the_reason(scorer):
     raised, text, nan, part = score_all(
         scorer,
-        *(
-            make_sample("", f"tests.rewards.scoring.verifiers_for_tests:{name}", {})
-            for name in ("raises", "says_yes", "says_nan", "says_why")
-        ),
+        *(make_sample("", f"{OURS}:{name}", {}) for name in ("raises", "says_yes", "says_nan", "says_why")),
     )
     assert raised.reward is None
     assert raised.unscored_reason.endswith("raised KeyError: 'answer'")
@@ -222,8 +220,8 @@ def test_an_unknown_verifier_or_option_is_refused_before_anything_is_sampled(sco
     with pytest.raises(UserError, match="cannot import 'no_such_package'"):
         find("no_such_package:verify")
     with pytest.raises(UserError, match=r"no function 'shout'\. Did you mean 'shouts'"):
-        find("tests.rewards.scoring.verifiers_for_tests:shout")
-    for name in ("tests.rewards.scoring.verifiers_for_tests:takes_one", "builtins:max"):
+        find(f"{OURS}:shout")
+    for name in (f"{OURS}:takes_one", "builtins:max"):
         with pytest.raises(UserError, match=r"must take \(response, ground_truth"):
             find(name)
 
@@ -243,7 +241,7 @@ def test_a_users_module_that_cannot_be_imported_is_told_in_one_message(tmp_path,
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_verifier_that_exits_ends_nothing_but_its_own_score(workers):
     with Scorer({"workers": workers}) as scorer:
-        (sample,) = score_all(scorer, make_sample("", "tests.rewards.scoring.verifiers_for_tests:leaves", {}))
+        (sample,) = score_all(scorer, make_sample("", f"{OURS}:leaves", {}))
     assert sample.reward is None
     assert sample.unscored_reason.endswith("raised SystemExit: 0")
 
@@ -256,9 +254,7 @@ def test_a_row_without_its_ground_truth_is_unscored_not_wrong(scorer):
 
 def test_the_workers_memory_is_bounded():
     with Scorer({"workers": 1, "worker_memory_gib": 1.0}) as scorer:
-        (sample,) = score_all(
-            scorer, make_sample("", "tests.rewards.scoring.verifiers_for_tests:eat_memory", {})
-        )
+        (sample,) = score_all(scorer, make_sample("", f"{OURS}:eat_memory", {}))
     assert sample.reward is None
     assert "MemoryError" in sample.unscored_reason
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -33,12 +34,7 @@ def test_three_lines_score_a_file_and_show_the_confusion(tmp_path):
     report = verify_file(path, verifier="math", workers=1)
 
     assert (report.rows, report.responses, report.scored, report.mean) == (5, 5, 5, 3 / 5)
-    assert report.confusion == {
-        ("right", "right"): 1,
-        ("right", "wrong"): 1,
-        ("wrong", "right"): 1,
-        ("wrong", "wrong"): 1,
-    }
+    assert report.confusion == dict.fromkeys(itertools.product(("right", "wrong"), repeat=2), 1)
     assert report.agreement == 0.5
     assert {line.split(":")[0] for line in report.disagreements} == {"row 3", "row 4"}
     shown = str(report)
@@ -51,13 +47,8 @@ def test_a_row_may_hold_several_responses_with_their_labels_and_the_verdicts_are
     rows = [{"out": ["Answer: 5", "Answer: 6"], "gold": 5, "label": ["right", "wrong"]}]
     path = write_lines(tmp_path / "x.jsonl", rows)
     out = tmp_path / "verdicts.jsonl"
-    report = verify_file(
-        path,
-        verifier="exact",
-        columns=Columns(response="out", answer="gold"),
-        workers=0,
-        write=out,
-    )
+    columns = Columns(response="out", answer="gold")
+    report = verify_file(path, verifier="exact", columns=columns, workers=0, write=out)
     assert report.agreement == 1.0
     verdicts = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(v["row"], v["index"], v["value"]) for v in verdicts] == [(1, 0, 1.0), (1, 1, 0.0)]

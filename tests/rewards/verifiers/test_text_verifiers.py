@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.errors import UserError
-from megarl.rewards import Response, find, verify
+from megarl.rewards import Response, builtin_names, find, verifiers, verify
 
 
 def value(name: str, text: str, ground_truth: dict | None = None, **options) -> float | None:
@@ -293,8 +293,6 @@ def test_a_long_response_is_read_in_linear_time(name, text):
 
 
 def test_a_new_file_in_the_folder_of_verifiers_is_found_by_its_name(tmp_path, monkeypatch):
-    from megarl.rewards import verifiers
-
     (tmp_path / "shouting.py").write_text(
         "from megarl.rewards.contract import verifier\n"
         "@verifier(run_in='inline')\n"
@@ -317,8 +315,6 @@ def test_the_old_name_of_the_ground_truth_is_told_the_new_one():
 
 
 def test_every_built_in_verifier_is_found_and_its_options_are_its_keywords():
-    from megarl.rewards import builtin_names
-
     for name in builtin_names():
         with pytest.raises(UserError, match="has no option 'no_such_option'"):
             find(name).options({"no_such_option": 1}, where="here")

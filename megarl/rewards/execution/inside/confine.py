@@ -1,8 +1,8 @@
 """Give up every right a program does not need, in the process that is about to become that program.
 
 `apply(rules)` is called between fork and the first byte of untrusted code. The rules are decided outside (see
-`sandbox/session.py`); here they are only carried out. Whatever cannot be carried out raises OSError, and then
-the program is not run.
+`backends.py`); here they are only carried out. Whatever cannot be carried out raises OSError, and then the program
+is not run.
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ def os_error(what: str) -> OSError:
 def drop_capabilities() -> None:
     """Take the power from a root that cannot become another user: it keeps the number 0."""
     for capability in range(LAST_CAPABILITY + 1):
-        libc.prctl(
-            PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0
-        )  # unknown or not ours to drop: refused
+        # What is unknown or not ours to drop is refused, and that is no harm.
+        libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
     if libc.capset(header, bytes(24)):
         raise os_error("capset")
@@ -101,7 +100,6 @@ def restrict_files(read: list[str], write: list[str]) -> None:
     for paths, allowed in ((read, READ_RIGHTS), (write, rights)):
         for path in paths:
             _allow(ruleset, path, allowed & rights)
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
     if libc.syscall(LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0)):
         raise os_error("landlock_restrict_self")
     os.close(ruleset)

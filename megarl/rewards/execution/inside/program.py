@@ -1,8 +1,7 @@
 """Be the program under test: in a forked, confined child of the supervisor.
 
-`script` is the program as `python main.py` would run it. `call` loads it as a module, calls one function and
-writes the JSON of what it returned to file descriptor `RESULT_FD`. No expected value is anywhere in this
-process.
+`script` is the program as `python main.py` would run it. `call` loads it as a module, calls one function and writes
+the JSON of what it returned to file descriptor `RESULT_FD`. No expected value is anywhere in this process.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ MODULES = (*OPEN_MODULES, "json", "os", "random", "re", "sys")
 def run(kind: str, source: bytes, job: dict[str, Any]) -> None:
     """Run it and end the process, with the exit code and the last acts of an interpreter.
 
-    What is left out is the interpreter's own dismantling, module by module, which takes longer than most
-    tests.
+    What is left out is the interpreter's own dismantling, module by module, which takes longer than most tests.
     """
     code = 0
     try:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 NAME = __name__.rpartition(".")[2]
 PR_SET_CHILD_SUBREAPER = 36
+PF_EXITING = 4  # of the kernel's flags of a process
 CHUNK = 1 << 16
 STDERR_BYTES = 4096
 SIGPIPE = 13
@@ -39,7 +40,7 @@ CANNOT_RUN = 127  # as a shell reports it
 def main(orphan: tuple[str, int] | None) -> None:
     """Serve until the input ends.
 
-    orphan: a folder to remove if our parent is no longer this process when the end comes."""
+    orphan: a folder to remove if this process, our parent, is at its own end when ours comes."""
     requests = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD)
     replies = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_FD)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -50,13 +51,25 @@ def main(orphan: tuple[str, int] | None) -> None:
     setup = wire.receive(requests)
     if setup is not None and (become := started(requests, replies, setup)) is not None:
         program.run(*become)  # we are the child
-    elif orphan is not None and os.getppid() != orphan[1]:
+    elif orphan is not None and _has_ended(orphan[1]):
         import shutil
 
         try:  # noqa: SIM105
             shutil.rmtree(orphan[0], ignore_errors=True)
         except RecursionError:
             pass
+
+
+def _has_ended(parent: int) -> bool:
+    """Tell whether our parent has ended or is about to: its pipes are closed before its children change hands."""
+    if os.getppid() != parent:
+        return True
+    try:
+        with open(f"/proc/{parent}/stat", "rb") as file:
+            flags = int(file.read().rpartition(b")")[2].split()[6])
+    except OSError:
+        return False
+    return bool(flags & PF_EXITING)
 
 
 def started(requests: int, replies: int, setup: dict[str, Any]) -> tuple[str, bytes, dict[str, Any]] | None:

@@ -1,8 +1,7 @@
 """The two directions of a sandbox's pipe. Frames: four bytes of length, then the body.
 
-Requests go in, marshalled, because we trust what comes from outside and marshal needs no import. Reports come
-out as a fixed header and three blobs, because nothing that was near a hostile program may be parsed by a
-clever format.
+Requests go in, marshalled, because we trust what comes from outside and marshal needs no import. Reports come out
+as a fixed header and three blobs, because nothing that was near a hostile program may be parsed by a clever format.
 """
 
 from __future__ import annotations
@@ -51,16 +50,8 @@ def unpack_report(body: bytes) -> tuple[int, int, float, float, int, bytes, byte
     rest = body[HEADER.size :]
     if result < -1 or len(rest) != out + err + max(0, result) or not (0 <= wall < 1e9 and 0 <= cpu < 1e9):
         raise ValueError("a report does not add up")
-    return (
-        kind,
-        code,
-        wall,
-        cpu,
-        memory,
-        rest[:out],
-        rest[out : out + err],
-        rest[out + err :] if result >= 0 else None,
-    )
+    stdout, stderr, value = rest[:out], rest[out : out + err], rest[out + err :]
+    return kind, code, wall, cpu, memory, stdout, stderr, value if result >= 0 else None
 
 
 def receive(channel: int) -> dict[str, Any] | None:

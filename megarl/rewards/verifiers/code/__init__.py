@@ -6,8 +6,7 @@ compared out here. So there is nothing inside to patch, print, skip or read that
 into a right one.
 
 What a program does (crash, hang, eat memory, kill its own sandbox) is a failed test. Only what the sandbox
-itself cannot do makes a response unscored: otherwise "unscored" would be a way for the policy to escape a
-zero.
+itself cannot do makes a response unscored: otherwise "unscored" would be a way for the policy to escape a zero.
 """
 
 from __future__ import annotations
@@ -15,10 +14,12 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from megarl.errors import UserError, did_you_mean
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
@@ -33,12 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Language:
-    """How programs of a language are run. labels: names after a fence, lower case. file: the program's file
-    name.
+    """How programs of a language are run. labels: names after a fence, lower case. file: the program's file name.
 
-    build: a command run once before the tests, in the work folder; its failure fails them all. run: the
-    command; empty for Python, which runs in the sandbox's own interpreter. Programs are found in /usr and
-    /bin.
+    build: a command run once before the tests, in the work folder; its failure fails them all. run: the command;
+    empty for Python, which runs in the sandbox's own interpreter. Programs are found in /usr and /bin.
     """
 
     labels: tuple[str, ...]
@@ -64,36 +63,23 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
     }
 )
 NO_LANGUAGES: Mapping[str, Language] = MappingProxyType({})
+SANDBOX_OPTIONS = ("python", "read_only", "cgroups", "unsafe_allow_unsandboxed")
 LIMITS = Limits()
-BUILD_LIMITS = Limits(cpu_seconds=30, wall_seconds=60, memory_bytes=2 << 30)
 
 
 def check_code(
     *,
     language: str = "python",
     languages: Mapping[str, Language] = NO_LANGUAGES,
-    max_tests: int | None = None,
     sandbox: Kind = "auto",
-    python: str | None = None,
-    read_only: tuple[str, ...] = (),
-    cgroups: bool = True,
-    unsafe_allow_unsandboxed: bool = False,
-    **_: object,
+    **options: Any,
 ) -> None:
     """Run a trial program in the sandbox that these options ask for. Raises UserError where there is none."""
     known = {**LANGUAGES, **languages}
     if language not in known:
         raise UserError(f"language {language!r} is not known.{did_you_mean(language, known)}")
-    if max_tests is not None and max_tests < 1:
-        raise UserError(f"max_tests must be at least 1, not {max_tests}")
-    chosen = choose(
-        sandbox,
-        python=python,
-        programs=bool(known[language].run),
-        read_only=tuple(read_only),
-        cgroups=cgroups,
-        unsafe_allow_unsandboxed=unsafe_allow_unsandboxed,
-    )
+    given = {name: options[name] for name in SANDBOX_OPTIONS if name in options}
+    chosen = choose(sandbox, programs=bool(known[language].run), **given)
     log.info("code: programs run in %s", chosen.describe())
 
 
@@ -104,7 +90,7 @@ def code(
     *,
     score: Literal["all", "fraction"] = "all",
     run_all: bool = False,
-    max_tests: int | None = None,
+    max_tests: Annotated[int, Field(ge=1)] | None = None,
     total_seconds: float = 120.0,
     language: str = "python",
     languages: Mapping[str, Language] = NO_LANGUAGES,
@@ -140,9 +126,8 @@ def code(
         raise BadGroundTruth(f"function-call tests are for Python; this task's language is {name!r}")
     program = last_code_block(answer_part(response), spoken.labels)
     if program is None:
-        return _score(
-            score, 0, 0, len(tests), f"no closed code block labelled {spoken.labels[0]!r} or unlabelled"
-        )
+        fault = f"no closed code block labelled {spoken.labels[0]!r} or unlabelled"
+        return _score(score, 0, 0, len(tests), fault)
     chosen = choose(
         sandbox,
         python=python,
@@ -151,13 +136,8 @@ def code(
         cgroups=cgroups,
         unsafe_allow_unsandboxed=unsafe_allow_unsandboxed,
     )
-    judge = _Judge(
-        spoken,
-        tests,
-        Comparison(compare, float_tolerance, ignore_case),
-        limits,
-        time.monotonic() + total_seconds,
-    )
+    comparison = Comparison(compare, float_tolerance, ignore_case)
+    judge = _Judge(spoken, tests, comparison, limits, deadline=time.monotonic() + total_seconds)
     try:
         passed, run, reason = judge.judge(chosen, program, stop=score == "all" and not run_all)
     except SandboxFailure as failure:
@@ -176,21 +156,19 @@ class _Judge:
     deadline: float
 
     def judge(self, sandbox: Sandbox, program: str, *, stop: bool) -> tuple[int, int, str | None]:
-        """(tests passed, tests run, what was wrong with the first failed one); `stop` at the first failed
-        test.
+        """Return how many tests passed, how many were run, and what was wrong with the first failed one.
+
+        stop: at the first failed test.
         """
-        passed, first = 0, None
+        passed, first, build = 0, None, self.language.build
         files = {self.language.file: program.encode("utf-8", "replace")}
-        with sandbox.session(
-            files, self.limits, build=self.language.build, build_limits=BUILD_LIMITS
-        ) as session:
-            if self.language.build and not (built := session.build()).ok:
+        with sandbox.session(files, self.limits, build=build) as session:
+            if build and not (built := session.build()).ok:
                 return 0, 0, f"does not build: {_why(built)}"
             for number, test in enumerate(self.tests, start=1):
                 left = self.deadline - time.monotonic()
-                fault = (
-                    self._fault(session, test, left) if left > 0 else "not reached in the time for all tests"
-                )
+                late = "not reached in the time for all tests"
+                fault = self._fault(session, test, left) if left > 0 else late
                 passed += fault is None
                 if fault is not None:
                     first = first or f"test {number}: {fault}"
@@ -203,21 +181,17 @@ class _Judge:
         limits = replace(self.limits, wall_seconds=min(self.limits.wall_seconds, left))
         if isinstance(test, CallTest):
             run = session.call(test.function, test.args, test.kwargs, limits)
-            if not run.ok:
-                return _why(run)
-            if not run.result:
-                return "ended before the function returned"
-            return self.comparison.value_difference(test.expected, run.result.decode("utf-8", "replace"))
-        run = self._run(session, test, limits)
+        elif self.language.run:
+            run = session.command(self.language.run, test.stdin.encode("utf-8", "replace"), limits)
+        else:
+            run = session.script(test.stdin.encode("utf-8", "replace"), limits)
         if not run.ok:
             return _why(run)
-        return self.comparison.difference(test.stdout, run.stdout.decode("utf-8", "replace"))
-
-    def _run(self, session: Session, test: StdinTest, limits: Limits) -> SandboxResult:
-        stdin = test.stdin.encode("utf-8", "replace")
-        if not self.language.run:
-            return session.script(stdin, limits)
-        return session.command(self.language.run, stdin, limits)
+        if isinstance(test, StdinTest):
+            return self.comparison.difference(test.stdout, run.stdout.decode("utf-8", "replace"))
+        if not run.result:
+            return "ended before the function returned"
+        return self.comparison.value_difference(test.expected, run.result.decode("utf-8", "replace"))
 
 
 def _why(run: SandboxResult) -> str:
@@ -227,24 +201,24 @@ def _why(run: SandboxResult) -> str:
         return f"exit code {run.code}" + (f": {last[0]}" if last else "")
     if run.ended == "signal":
         return f"killed by {signal.Signals(run.code).name}"
-    return _ENDED[run.ended](run)
+    return _ENDED[run.ended].format(run=run)
 
 
-_ENDED: Mapping[str, Callable[[SandboxResult], str]] = MappingProxyType(
+_ENDED = MappingProxyType(
     {
-        "cpu_time": lambda run: f"over its processor time ({run.cpu_seconds:.1f} s used)",
-        "wall_time": lambda run: f"over its time on the clock ({run.wall_seconds:.1f} s)",
-        "memory": lambda run: "over its memory",
-        "processes": lambda run: "too many processes",
-        "disk": lambda run: "over its space for files",
-        "output": lambda run: "too much output",
-        "lost": lambda run: "brought its sandbox down",
+        "cpu_time": "over its processor time ({run.cpu_seconds:.1f} s used)",
+        "wall_time": "over its time on the clock ({run.wall_seconds:.1f} s)",
+        "memory": "over its memory",
+        "processes": "too many processes",
+        "disk": "over its space for files",
+        "output": "too much output",
+        "lost": "brought its sandbox down",
     }
 )
 
 
 def _spread(tests: tuple[Test, ...], most: int | None) -> tuple[Test, ...]:
-    """At most `most`, evenly spread, the first and last among them."""
+    """Return at most `most` of them, evenly spread, the first and last among them."""
     if most is None or len(tests) <= most:
         return tests
     step = (len(tests) - 1) / max(1, most - 1)

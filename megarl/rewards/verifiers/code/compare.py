@@ -1,6 +1,4 @@
-"""Whether a program's output is the expected one. Runs outside the sandbox, on plain text and plain JSON
-only.
-"""
+"""Whether a program's output is the expected one. Runs outside the sandbox, on plain text and plain JSON only."""
 
 from __future__ import annotations
 

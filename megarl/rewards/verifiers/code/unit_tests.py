@@ -1,8 +1,7 @@
 """Unit tests of programming tasks, in the shapes that data sets have, and what counts as passing one.
 
 A ground truth is read into `StdinTest`s and `CallTest`s. Accepted keys (the first that is there):
-- `tests`: a list of `{"stdin": ..., "stdout": ...}` (or `input`/`output`) and `{"args": [...], "expected":
-...}`.
+- `tests`: a list of `{"stdin": ..., "stdout": ...}` (or `input`/`output`) and `{"args": [...], "expected": ...}`.
 - `public_test_cases`, `private_test_cases` (LiveCodeBench): lists of `{"input", "output", "testtype"}`; the
   private ones may be compressed.
 - `input_output` (APPS, TACO) or `ground_truth`: `{"inputs": [...], "outputs": [...], "fn_name": ...}`.
@@ -38,9 +37,7 @@ class StdinTest:
 
 @dataclass(frozen=True)
 class CallTest:
-    """Call `function`; what it returns must be one of `expected` (more than one where a data set is
-    ambiguous).
-    """
+    """Call `function`; what it returns must be one of `expected` (more than one where a data set is ambiguous)."""
 
     function: str
     args: tuple[Any, ...]
@@ -88,7 +85,7 @@ def _own(tests: Any, name: str | None, key: str) -> list[Test]:
             function = test.get("function", name)
             if not isinstance(function, str):
                 raise BadGroundTruth(
-                    f"{where}: no function is named (`function` in the test or in the ground truth)"
+                    f"{where}: no function is named (`function` of the test or ground truth)"
                 )
             args, kwargs = test.get("args", []), test.get("kwargs", {})
             if not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping):
@@ -113,17 +110,16 @@ def _inputs_outputs(content: Any, name: str | None, key: str) -> list[Test]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise BadGroundTruth(f"{key}: `inputs` and `outputs` must be lists of the same length")
     function = content.get("fn_name") or name
-    if not function:
-        return [
-            StdinTest(_text(given, f"{key}, test {i}"), _text(wanted, f"{key}, test {i}"))
-            for i, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1)
-        ]
     wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     found: list[Test] = []
     for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
-        args = _json_lines(given, f"{key}, test {number}") if isinstance(given, str) else given
-        expected = (wanted, wanted[0]) if wrapped else (wanted,)
-        found.append(CallTest(function, tuple(args) if isinstance(args, list) else (args,), expected))
+        where = f"{key}, test {number}"
+        if function:
+            args = _json_lines(given, where) if isinstance(given, str) else given
+            expected = (wanted, wanted[0]) if wrapped else (wanted,)
+            found.append(CallTest(function, tuple(args) if isinstance(args, list) else (args,), expected))
+        else:
+            found.append(StdinTest(_text(given, where), _text(wanted, where)))
     return found
 
 

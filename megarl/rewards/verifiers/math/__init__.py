@@ -1,8 +1,8 @@
 """`math`: the final answer is right, wrong, or missing.
 
-Our own extraction (`extract`) finds the answer, our own reader (`answer`) takes its structure apart, and
-math-verify compares what is left: genuine formulas (`algebra`). The rules, with their reasons, are the rows
-of `tests/fixtures/math_verdicts.jsonl`.
+Our own rules find the answer (the whole text never goes to the grader), our own reader (`answer`) takes its
+structure apart, and math-verify compares what is left: genuine formulas (`algebra`). The rules, with their reasons,
+are the rows of `tests/fixtures/math_verdicts.jsonl`.
 
 ground_truth: {"answer": text or number}; a list of them = any one of these is right.
 """
@@ -11,21 +11,31 @@ from __future__ import annotations
 
 import functools
 import math as _math
+import re
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
 from megarl.rewards.extraction import EOS_STRINGS, THINK, answer_part, last_box, strip_eos
 from megarl.rewards.verifiers.math.answer import THOUSANDS, Answer, read
 from megarl.rewards.verifiers.math.equal import Percent, Rules, same
-from megarl.rewards.verifiers.math.extract import Form, final_answer
 from megarl.rewards.verifiers.math.text import tidy
 
 __all__ = ["equivalent", "math"]
 
 Mode = Literal["strict", "lenient"]
+Form = Literal["boxed", "answer_line", "hashes"]
 FORMS: dict[str, tuple[Form, ...]] = {"strict": ("boxed",), "lenient": ("boxed", "answer_line", "hashes")}
 PERCENT: dict[str, Percent] = {"strict": "value", "lenient": "either"}
+# What stands before the answer; possessive, so that no run of blanks is tried twice.
+_ANSWER_LINE = re.compile(
+    r"(?:^[ \t>*_#-]*+(?:the[ \t]++)?(?:final[ \t]++)?answer[ \t*_]*+(?:is[ \t*_]*+:?|:)"
+    r"|\bthe[ \t]++(?:final[ \t]++|correct[ \t]++)?answer[ \t]++is[ \t*_]*+:?)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BEFORE = MappingProxyType({"answer_line": _ANSWER_LINE, "hashes": re.compile(r"^####", re.MULTILINE)})
+_SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
 
 
 def _warm() -> None:
@@ -72,7 +82,7 @@ def math(
     max_characters: a longer answer is compared as text only.
     """
     golds = _golds(ground_truth)
-    answer = final_answer(answer_part(response, think=think, eos=eos), forms or FORMS[mode])
+    answer = _final_answer(answer_part(response, think=think, eos=eos), forms or FORMS[mode])
     if answer is None:
         return Score(0.0, {"answered": 0.0}, "no final answer")
     rules = Rules(percent or PERCENT[mode], lenient=mode == "lenient")
@@ -128,3 +138,24 @@ def _gold(given: Any) -> str:
     if not _read(text, False):
         raise BadGroundTruth(f"'answer' is empty: {given!r}")
     return text
+
+
+def _final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
+    """Return the final answer in the first of `forms` that the text has, the last of its kind, or None.
+
+    An unclosed box (a truncated response) doesn't hide an earlier one; an empty box is an empty answer, not "no
+    answer". Every scan is linear in the text. text: without thinking and end-of-sequence strings (see `answer_part`).
+    """
+    found = (_after_last(_BEFORE[form], text) if form in _BEFORE else last_box(text) for form in forms)
+    return next((answer for answer in found if answer is not None), None)
+
+
+def _after_last(prefix: re.Pattern[str], text: str) -> str | None:
+    """Return the rest of the line (to the end of its sentence) behind the last match that has one."""
+    for match in reversed(list(prefix.finditer(text))):
+        end = text.find("\n", match.end())
+        line = text[match.end() : end if end >= 0 else len(text)].strip(" \t*_`")
+        if line:
+            box = last_box(line)
+            return _SENTENCE_END.split(line, 1)[0].strip(" \t*_`") if box is None else box
+    return None

@@ -14,6 +14,7 @@ import math
 import re
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import sympy
@@ -31,14 +32,13 @@ _UNREADABLE = re.compile(
     r"|\\\{[^{}]*(?::|\\mid(?![a-z]))|\\\{[^{}|]*\|[^{}|]*\}"
 )
 _PRIMED = re.compile(r"(?<![\\a-zA-Z])([a-zA-Z])('+)(?!\s*_)")
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # but that between two digits
 _TO_THE_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")  # math-verify drops it as a transposition
 
 
 @functools.cache
 def _configuration() -> list[LatexExtractionConfig]:
-    """Parse what we hand over, and search for nothing; silence the library's note that time is bounded
-    elsewhere.
-    """
+    """Parse what we hand over and search for nothing; silence the library's note that it bounds no time."""
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(lambda record: "Timeout is disabled" not in record.getMessage())
     plain = LatexExtractionConfig(boxed_match_priority=-1)
@@ -68,7 +68,7 @@ def parse_formula(latex: str) -> Any | None:
 
 def same_formula(left: str, right: str, *, ignore_case: bool) -> bool:
     """Return whether two LaTeX formulas mean the same. ignore_case: `X` and `x` are one variable."""
-    if _squeeze(left) == _squeeze(right):
+    if _SPACE.sub("", left) == _SPACE.sub("", right):
         return True
     if not ignore_case and _cases_differ(left, right):
         return False
@@ -134,11 +134,6 @@ def value_of(latex: str, digits: int) -> Fraction | None:
         return None
 
 
-def _squeeze(latex: str) -> str:
-    """Remove white space, but for that between two digits."""
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", latex)
-
-
 def _exact(expression: Any) -> Any:
     """Put fractions for decimals, the imaginary unit for `i` (the index of a sum excepted), and one kind of letter:
     math-verify's are real or not depending on whether the formula has an `i`, so x would differ from x + i - i."""
@@ -178,14 +173,7 @@ def _log2(node: Any) -> float:
 
 
 def _depth(latex: str) -> int:
-    depth = deepest = 0
-    for character in latex:
-        if character in "([{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")]}":
-            depth -= 1
-    return deepest
+    return max(accumulate((sign in "([{") - (sign in ")]}") for sign in latex), default=0)
 
 
 def _cases_differ(left: str, right: str) -> bool:

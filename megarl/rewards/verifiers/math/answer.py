@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from megarl.rewards.verifiers.math.number import Number, read_number
 from megarl.rewards.verifiers.math.text import closing_bracket, split_top
 from megarl.rewards.verifiers.math.units import split_unit
-from megarl.rewards.verifiers.math.words import TEXT_COMMAND, read_words
 
 MAX_DEPTH = 40
 
@@ -65,8 +64,8 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Assignment:
-    """`name = values[0] = values[1]...`: every link of the chain must be right. `name` is "" for a bare
-    chain.
+    """`name = values[0] = values[1]...`: every link of the chain must be right. `name` is "" for a bare chain.
+
     equation: the whole, if it relates one letter to others (`y = 2x + 1`), else "".
     """
 
@@ -106,21 +105,32 @@ _NAME = re.compile(
 _NAMES = re.compile(rf"\(?\s*{_NAME.pattern}(?:\s*,\s*{_NAME.pattern})*\s*\)?")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z])\s*\^\{\\circ\}")
-_NOT_NAMES = frozenset((r"\frac", r"\sqrt", r"\pi", r"\infty", r"\emptyset"))
+_NOT_A_NAME = re.compile(r"\\(?:frac|sqrt|pi|infty|emptyset)(?![a-zA-Z])")
+_LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
+_COMMAND_OR_CONSTANT = re.compile(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ei](?![a-zA-Z])")
+# Answers in words: names, days, "no solution", the letter of a choice.
+_TEXT_COMMAND = re.compile(r"\\text\s*\{([^{}]*)\}")
+_CHOICE = re.compile(r"([A-Z])|\(\s*([A-Za-z])\s*\)")
+_FORMULA_SIGN = re.compile(r"[\\+*/=^_<>|{}\[\]]")
+_FUNCTION = re.compile(
+    r"\b(?:(?:a|arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|max|min|lim|gcd|lcm|mod|det)\b"
+)
+_FIRST_WORD = re.compile(r"[^\d()-]*?(?<![^\W\d_])(?:[^\W\d_]{3}|no\b)", re.IGNORECASE)
+_HYPHEN = re.compile(r"(?=(?<![A-Za-z])([A-Za-z]*)\s?-\s?([A-Za-z]*))")
 
 
 def read(text: str, depth: int = 0) -> Answer | None:
     """Return the meaning of a tidy answer (see `text.tidy`); None for an empty one."""
     text = text.strip()
-    if (whole := TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
+    if (whole := _TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
         text = whole[1].strip()  # a list set as text
     if text in (r"\emptyset", r"\{\}", r"\{ \}"):
         return EMPTY_SET
     if text == r"\mathbb{R}":
         return Tuple("(", (_MINUS_INFINITY, _INFINITY), ")")
     text = _ABOUT.sub("", text)
-    if not _says_something(text):
-        return None
+    if not re.search(r"[^\s{}\\$.,;:]", _TEXT_COMMAND.sub(r"\1", text)):
+        return None  # nothing but punctuation
     if depth > MAX_DEPTH:
         return Formula(text)
     return (
@@ -136,16 +146,12 @@ def read(text: str, depth: int = 0) -> Answer | None:
     )
 
 
-def _says_something(text: str) -> bool:
-    return bool(re.search(r"[^\s{}\\$.,;:]", TEXT_COMMAND.sub(r"\1", text)))
-
-
 def _either_sign(text: str, depth: int) -> Answer | None:
     r"""`3 \pm 2` is 5 and 1; `\mp` takes the opposite sign."""
     if not _PLUS_MINUS.search(text):
         return None
-    upper = re.sub(r"\\mp(?![a-zA-Z])", "-", re.sub(r"\\pm(?![a-zA-Z])", "+", text))
-    lower = re.sub(r"\\mp(?![a-zA-Z])", "+", re.sub(r"\\pm(?![a-zA-Z])", "-", text))
+    upper = _PLUS_MINUS.sub(lambda sign: "+" if sign[0] == r"\pm" else "-", text)
+    lower = _PLUS_MINUS.sub(lambda sign: "-" if sign[0] == r"\pm" else "+", text)
     return _items([upper, lower], depth, braces=False)
 
 
@@ -196,34 +202,30 @@ def _assignment(sides: list[str], operators: list[str], depth: int) -> Answer | 
     exact = [sides[0]] + [
         side for side, operator in zip(sides[1:], operators, strict=True) if operator == "="
     ]
-    values = [read(side, depth + 1) for side in (exact[1:] if named else exact)]
-    if not values or any(value is None for value in values):
+    values = _read_all(exact[1:] if named else exact, depth)
+    if not values:
         return None
     if named and any(isinstance(value, Formula) and _has(value.latex, sides[0]) for value in values):
         return None  # `x = x + 1` doesn't say what x is
     relates = len(sides) == 2 and re.fullmatch("[a-zA-Z]", sides[0]) and _free_letters(sides[1])
-    return Assignment(
-        _plain(sides[0]) if named else "",
-        tuple(value for value in values if value is not None),
-        f"{sides[0]}={sides[1]}" if relates else "",
-    )
+    equation = f"{sides[0]}={sides[1]}" if relates else ""
+    return Assignment(_plain(sides[0]) if named else "", values, equation)
 
 
 def _inequality(sides: list[str], operators: list[str], depth: int) -> Answer | None:
-    where = [index for index, side in enumerate(sides) if _is_name(side)]
-    others = [read(side, depth + 1) for index, side in enumerate(sides) if index not in where]
-    if len(where) != 1 or len(sides) > 3 or any(other is None for other in others):
+    names = [index for index, side in enumerate(sides) if _is_name(side)]
+    if len(names) != 1 or len(sides) > 3 or (len(sides) == 3 and names != [1]):
         return None
-    if any(_has(side, sides[where[0]]) for i, side in enumerate(sides) if i != where[0]):
-        return None
-    if len(sides) == 3 and where[0] != 1:
+    at, name = names[0], sides[names[0]]
+    if any(_has(side, name) for index, side in enumerate(sides) if index != at):
         return None
     low: tuple[str, Answer] = ("(", _MINUS_INFINITY)
     high: tuple[str, Answer] = (")", _INFINITY)
     for index, operator in enumerate(operators):
-        variable_first = where[0] == index
+        variable_first = at == index
         bound = read(sides[index + 1 if variable_first else index], depth + 1)
-        assert bound is not None
+        if bound is None:
+            return None
         closed = operator in (r"\le", r"\ge")
         if (operator in ("<", r"\le")) == variable_first:
             high = ("]" if closed else ")", bound)
@@ -231,15 +233,15 @@ def _inequality(sides: list[str], operators: list[str], depth: int) -> Answer | 
             low = ("[" if closed else "(", bound)
     if len(sides) == 3 and (low[1] is _MINUS_INFINITY or high[1] is _INFINITY):
         return None  # 1 < x > 2 is no range
-    return Inequality(_plain(sides[where[0]]), Tuple(low[0], (low[1], high[1]), high[0]))
+    return Inequality(_plain(name), Tuple(low[0], (low[1], high[1]), high[0]))
 
 
 def _union(text: str, depth: int) -> Answer | None:
     parts = split_top(text, _CUP)
     if len(parts) == 1:
         return None
-    read_parts = [read(part, depth + 1) for part in parts]
-    return Union(tuple(part for part in read_parts if part is not None)) if all(read_parts) else None
+    answers = _read_all(parts, depth)
+    return None if answers is None else Union(answers)
 
 
 def _ratio(text: str, depth: int) -> Answer | None:
@@ -277,32 +279,32 @@ def _matrix(text: str, depth: int) -> Answer | None:
     if match is None or match[1] in ("vmatrix", "Vmatrix"):  # those are determinants and norms
         return None
     rows = [row for row in split_top(match[2], re.compile(r"\\cr(?![a-zA-Z])")) if row]
-    cells = [[read(cell, depth + 1) for cell in split_top(row, re.compile("&"))] for row in rows]
-    if not cells or any(cell is None for row in cells for cell in row):
-        return None
-    return Matrix(tuple(tuple(cell for cell in row if cell is not None) for row in cells))
+    cells = [row for row in (_read_all(split_top(row, re.compile("&")), depth) for row in rows) if row]
+    return Matrix(tuple(cells)) if rows and len(cells) == len(rows) else None
 
 
 def _items(parts: list[str], depth: int, *, braces: bool) -> Answer | None:
-    answers = [read(part, depth + 1) for part in parts]
-    if any(answer is None for answer in answers) or (not answers and not braces):
-        return None
-    return Items(tuple(answer for answer in answers if answer is not None), braces)
+    answers = _read_all(parts, depth)
+    return Items(answers, braces) if answers or (braces and answers is not None) else None
 
 
 def _tuple(left: str, parts: list[str], right: str, depth: int) -> Answer | None:
+    answers = _read_all(parts, depth)
+    return None if answers is None else Tuple(left, answers, right)
+
+
+def _read_all(parts: list[str], depth: int) -> tuple[Answer, ...] | None:
+    """Return the meaning of every part; None if one of them is empty."""
     answers = [read(part, depth + 1) for part in parts]
-    if any(answer is None for answer in answers):
-        return None
-    return Tuple(left, tuple(answer for answer in answers if answer is not None), right)
+    return None if None in answers else tuple(answer for answer in answers if answer is not None)
 
 
 def _leaf(text: str) -> Answer:
-    content = TEXT_COMMAND.fullmatch(text)
+    content = _TEXT_COMMAND.fullmatch(text)
     number = read_number(text) or (read_number(content[1]) if content else None)
     if number is not None:
         return number
-    if (words := read_words(text)) is not None:
+    if (words := _words(text)) is not None:
         return Text(words)
     if content and len(content[1].strip()) == 1:
         text = content[1].strip()
@@ -313,21 +315,29 @@ def _leaf(text: str) -> Answer:
     return Formula(body, unit, percent)
 
 
+def _words(text: str) -> str | None:
+    r"""Return the normal form (no case, no outer punctuation, single spaces) of a tidy text; None for a formula.
+
+    A word has three letters or more: "ab" is a product. "x-axis" is a word, "p-q" a difference. A single
+    capital, or a letter in parentheses, is a choice and keeps its case.
+    """
+    text = _TEXT_COMMAND.sub(r" \1 ", text).strip(" .\"'")
+    if choice := _CHOICE.fullmatch(text):
+        return choice[1] or choice[2]
+    if _FORMULA_SIGN.search(text) or _FUNCTION.search(text) or not _FIRST_WORD.match(text):
+        return None
+    if any(max(len(left), len(right)) < 4 for left, right in _HYPHEN.findall(text)):
+        return None
+    return " ".join(text.casefold().split())
+
+
 def _is_name(text: str) -> bool:
     text = text.strip()
-    match = _NAMES.fullmatch(text)
-    return match is not None and not any(
-        re.match(re.escape(word) + r"(?![a-zA-Z])", text) for word in _NOT_NAMES
-    )
+    return bool(_NAMES.fullmatch(text)) and not _NOT_A_NAME.match(text)
 
 
 def _free_letters(text: str) -> bool:
-    return bool(
-        re.search(
-            r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])",
-            re.sub(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ei](?![a-zA-Z])", " ", text),
-        )
-    )
+    return bool(_LETTER.search(_COMMAND_OR_CONSTANT.sub(" ", text)))
 
 
 def _has(text: str, name: str) -> bool:

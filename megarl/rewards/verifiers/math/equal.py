@@ -1,6 +1,4 @@
-"""When two answers are the same. Symmetric by construction; what `strict` and `lenient` mean is in
-`Rules`.
-"""
+"""When two answers are the same: symmetric by construction. `Rules` says what `strict` and `lenient` mean."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from megarl.rewards.verifiers.math.answer import (
     Inequality,
     Items,
     Matrix,
-    Text,
     Tuple,
     Union,
 )
@@ -27,6 +24,7 @@ from megarl.rewards.verifiers.math.units import changes_value
 Percent = Literal["value", "number", "either"]
 HALF = Fraction(1, 2)
 MAX_BITS = 10_000  # a larger number equals no formula that is allowed to be evaluated
+SIGNIFICANT = 3  # a decimal needs so many digits to count as the rounding of something
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class Rules:
 
     percent: Percent = "value"
     lenient: bool = False
-    significant: int = 3
 
 
 def same(a: Answer, b: Answer, rules: Rules) -> bool:
@@ -50,8 +47,7 @@ def same(a: Answer, b: Answer, rules: Rules) -> bool:
         return True
     if isinstance(a, Assignment) or isinstance(b, Assignment):
         return _same_assignment(a, b, rules) or _same_equation(a, b, rules)
-    if isinstance(a, Text) and isinstance(b, Text):
-        return a.words == b.words
+
     if isinstance(a, (Number, Formula)) and isinstance(b, (Number, Formula)):
         return _same_value(a, b, rules)
     if isinstance(a, Items) and isinstance(b, Items):
@@ -152,9 +148,7 @@ def _equal(a: Number | Formula, b: Number | Formula, scale: int, rules: Rules) -
     """Return whether a / scale equals b."""
     if isinstance(a, Number) and isinstance(b, Number):
         value = a.value / scale
-        return value == b.value or (
-            rules.lenient and (_rounds(value, b, 1, rules) or _rounds(b.value, a, scale, rules))
-        )
+        return value == b.value or (rules.lenient and (_rounds(value, b, 1) or _rounds(b.value, a, scale)))
     if any(isinstance(x, Number) and x.value.numerator.bit_length() > MAX_BITS for x in (a, b)):
         return False
     left = _latex(a) if scale == 1 else rf"\frac{{{_latex(a)}}}{{{scale}}}"
@@ -162,17 +156,15 @@ def _equal(a: Number | Formula, b: Number | Formula, scale: int, rules: Rules) -
         return True
     if not rules.lenient or isinstance(a, Formula) == isinstance(b, Formula):
         return False
-    if isinstance(b, Number):
-        value_left = value_of(left, b.significant) if b.decimals is not None else None
-        return value_left is not None and _rounds(value_left, b, 1, rules)
-    assert isinstance(a, Number)
-    value_right = value_of(_latex(b), a.significant) if a.decimals is not None else None
-    return value_right is not None and _rounds(value_right, a, scale, rules)
+    number, formula, scale = (b, left, 1) if isinstance(b, Number) else (a, _latex(b), scale)
+    assert isinstance(number, Number)
+    exact = value_of(formula, number.significant) if number.decimals is not None else None
+    return exact is not None and _rounds(exact, number, scale)
 
 
-def _rounds(value: Fraction, decimal: Number, scale: int, rules: Rules) -> bool:
+def _rounds(value: Fraction, decimal: Number, scale: int) -> bool:
     """Return whether `value` rounds to `decimal / scale`, as far as its digits go."""
-    if decimal.decimals is None or decimal.significant < rules.significant:
+    if decimal.decimals is None or decimal.significant < SIGNIFICANT:
         return False
     return abs(value * scale - decimal.value) <= HALF / 10**decimal.decimals
 

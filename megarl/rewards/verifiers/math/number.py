@@ -21,8 +21,7 @@ class Number:
     """A number with the way it was written.
 
     value: exact; for a percentage, what stands before the sign.
-    decimals: digits after the point, None unless written as a decimal. significant: significant digits
-    written.
+    decimals: digits after the point, None unless written as a decimal. significant: significant digits written.
     unit: normalised, "" for none; `base8` for digits in another base, which are compared as digits.
     """
 

@@ -8,56 +8,29 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
+from types import MappingProxyType
 
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _SUBSCRIPT = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n")
+# A sign and the name of its TeX command.
+_COMMANDS = (
+    "×times ·cdot ⋅cdot ∙cdot ±pm ∓mp ∞infty ≤le ≥ge ≠ne ≈approx ∪cup ∩cap ∅emptyset ∈in …ldots ⟨langle ⟩rangle "
+    "αalpha βbeta γgamma θtheta λlambda πpi φphi ωomega"
+)
 _UNICODE = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "﹣": "-",
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "∙": r"\cdot ",
-        "÷": "/",
-        "⁄": "/",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "≈": r"\approx ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "∅": r"\emptyset ",
-        "±": r"\pm ",
-        "∓": r"\mp ",
-        "°": r"^{\circ}",
-        "∈": r"\in ",
-        "…": r"\ldots ",
-        "ℝ": r"\mathbb{R}",
-        "α": r"\alpha ",
-        "β": r"\beta ",
-        "γ": r"\gamma ",
-        "θ": r"\theta ",
-        "λ": r"\lambda ",
-        "φ": r"\phi ",
-        "ω": r"\omega ",
-        "“": '"',
-        "”": '"',
-        "’": "'",
-        "‘": "'",
-        "⟨": r"\langle ",
-        "⟩": r"\rangle ",
-        "€": r"\text{euros}",
-        "£": r"\text{pounds}",
-        "\N{NO-BREAK SPACE}": " ",
-        "\N{ZERO WIDTH SPACE}": "",
-    }
+    {word[0]: rf"\{word[1:]} " for word in _COMMANDS.split()}
+    | dict.fromkeys("−–﹣", "-")
+    | dict.fromkeys("÷⁄", "/")
+    | dict.fromkeys("“”", '"')
+    | dict.fromkeys("’‘", "'")
+    | {"°": r"^{\circ}", "ℝ": r"\mathbb{R}", "€": r"\text{euros}", "£": r"\text{pounds}"}
+    | {"\N{NO-BREAK SPACE}": " ", "\N{ZERO WIDTH SPACE}": ""}
 )
 
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:\{,\}|,\\!\s*|\\,)\d{3})+)(?![\d]|\{,\}|,\\!|\\,\d)")
+ANY_BRACKET = ("(", "[", "{", r"\{")
+_OPENING = MappingProxyType({")": "(", "]": "[", "}": "{", r"\}": r"\{"})
 _OUTER_MATH = ((r"\[", r"\]"), (r"\(", r"\)"), ("$$", "$$"), ("$", "$"))
 
 # (pattern, replacement), applied in order.
@@ -123,7 +96,8 @@ _OVERESCAPED = re.compile(
 _ROW_BREAK = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _TIDY_ALREADY = re.compile(r"-?[0-9]+")
 _SPACES = re.compile(r"\s+")
-_SQRT = re.compile(r"\\sqrt\s*(?=[\w\\(])")
+_FRACTION = re.compile(r"\\(?:frac|binom)(?![a-zA-Z])")
+_SQRT = re.compile(r"\\sqrt(?=\s*[\w\\(])")
 
 
 def tidy(text: str) -> str:
@@ -154,7 +128,7 @@ def _tidy_once(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = _SPACES.sub(" ", text).strip()
     text = _strip_trailing(text)
-    return _fix_roots(_fix_fractions(text)).strip()
+    return _with_braces(_with_braces(text, _FRACTION, 2), _SQRT, 1, parentheses=True).strip()
 
 
 def _from_unicode(text: str) -> str:
@@ -187,14 +161,17 @@ def _strip_trailing(text: str) -> str:
     return text
 
 
-def _argument(text: str, start: int) -> tuple[str, int] | None:
-    """Return the TeX argument at `start` (a group, a command or one character) and where it ends."""
+def _argument(text: str, start: int, *, parentheses: bool) -> tuple[str, int] | None:
+    """Return the TeX argument at `start` (a group, a command or one character) and where it ends.
+
+    parentheses: they make a group, too.
+    """
     while start < len(text) and text[start] == " ":
         start += 1
     if start >= len(text):
         return None
-    if text[start] == "{":
-        end = closing_brace(text, start)
+    if text[start] == "{" or (parentheses and text[start] == "("):
+        end = closing_bracket(text, start, ("{",) if text[start] == "{" else ANY_BRACKET)
         return None if end is None else (text[start + 1 : end], end + 1)
     if text[start] == "\\":
         match = re.compile(r"\\[a-zA-Z]+").match(text, start)
@@ -202,72 +179,40 @@ def _argument(text: str, start: int) -> tuple[str, int] | None:
     return text[start], start + 1
 
 
-def _fix_fractions(text: str) -> str:
-    r"""Write `\frac12`, `\frac1{2}` and `\binom52` with the braces TeX implies."""
+def _with_braces(text: str, command: re.Pattern[str], arguments: int, *, parentheses: bool = False) -> str:
+    r"""Write `\frac12`, `\binom5{2}`, `\sqrt2` and `\sqrt(2)` with the braces that TeX implies, at any depth."""
     pieces, position = [], 0
-    for match in re.finditer(r"\\(?:frac|binom)(?![a-zA-Z])", text):
+    for match in command.finditer(text):
         if match.start() < position:
             continue
-        top = _argument(text, match.end())
-        bottom = _argument(text, top[1]) if top else None
-        if top is None or bottom is None:
-            continue
-        pieces += [
-            text[position : match.start()],
-            rf"{match.group()}{{{_fix_fractions(top[0])}}}{{{_fix_fractions(bottom[0])}}}",
-        ]
-        position = bottom[1]
+        end, contents = match.end(), list[str]()
+        while len(contents) < arguments and (found := _argument(text, end, parentheses=parentheses)):
+            contents.append(found[0])
+            end = found[1]
+        if len(contents) == arguments:
+            inner = [
+                _with_braces(content, command, arguments, parentheses=parentheses) for content in contents
+            ]
+            pieces += [
+                text[position : match.start()],
+                match.group(),
+                *(f"{{{content}}}" for content in inner),
+            ]
+            position = end
     return "".join([*pieces, text[position:]])
 
 
-def _fix_roots(text: str) -> str:
-    r"""Write `\sqrt2` and `sqrt(2)` with braces."""
-    pieces, position = [], 0
-    for match in _SQRT.finditer(text):
-        if match.start() < position:
-            continue
-        at = match.end()
-        if text[at] == "(":
-            end = closing_bracket(text, at)
-            if end is None:
-                continue
-            content, stop = text[at + 1 : end], end + 1
-        else:
-            found = _argument(text, at)
-            if found is None:
-                continue
-            content, stop = found
-        pieces += [text[position : match.start()], rf"\sqrt{{{_fix_roots(content)}}}"]
-        position = stop
-    return "".join([*pieces, text[position:]])
+def closing_bracket(text: str, start: int, kinds: Sequence[str] = ANY_BRACKET) -> int | None:
+    r"""Return the position of the bracket (its first character) that ends the one at `start`, None without one.
 
-
-def closing_brace(text: str, start: int) -> int | None:
-    """Return the `}` of the `{` at `start`; escaped braces don't count."""
-    depth, position = 0, start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 1
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return position
-        position += 1
-    return None
-
-
-def closing_bracket(text: str, start: int) -> int | None:
-    """Return the bracket that ends the one at `start`: `(` or `[` by either `)` or `]` (half-open intervals), `\\{`
-    by `\\}`, `{` by `}`. The position of its first character."""
+    kinds: the opening brackets that count. Any of their closing ones ends any of them: `[` and `)` make an interval.
+    """
     depth, position = 0, start
     while position < len(text):
         token = text[position : position + 2] if text[position] == "\\" else text[position]
-        if token in ("(", "[", "{", r"\{"):
+        if token in kinds:
             depth += 1
-        elif token in (")", "]", "}", r"\}"):
+        elif _OPENING.get(token) in kinds:
             depth -= 1
             if depth == 0:
                 return position

@@ -77,9 +77,8 @@ _NO_AMOUNT = re.compile(r"\b(?:or|and|to|not|than|if|mod|pi|[xyzn])\b|!", re.IGN
 def read_unit(tail: str, *, spaced: bool) -> str | None:
     """Return the name of the unit that `tail` spells from beginning to end, "" if it is blank, None if it is none.
 
-    spaced: white space stood between the number and the tail. A plain word counts as a unit if it is a known
-    one, or a spaced word of four letters or more ("5 apples"); single letters are variables unless set as
-    text.
+    spaced: white space stood between the number and the tail. A plain word counts as a unit if it is a known one,
+    or a spaced word of four letters or more ("5 apples"); single letters are variables unless set as text.
     """
     if not tail.strip():
         return ""
