@@ -10,6 +10,7 @@ import numpy as np
 from megarl.data.files import open_conversations
 from megarl.data.packing import TokenSequence
 from megarl.data.settings import DemonstrationSettings
+from megarl.data.stream import frozen_permutation
 from megarl.data.tokenizer import ChatTokenizer
 
 
@@ -46,8 +47,6 @@ class Demonstrations:
         if not self.settings.shuffle:
             return self.sequences[place]
         if epoch not in self._orders:
-            digest = hashlib.blake2b(f"{self.settings.seed}/{epoch}".encode(), digest_size=16).digest()
-            # RandomState, not Generator: its streams are frozen, so a resume survives an upgrade of numpy.
-            order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(len(self.sequences))
+            order = frozen_permutation(f"{self.settings.seed}/{epoch}", len(self.sequences))
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return self.sequences[self._orders[epoch][place]]

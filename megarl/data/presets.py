@@ -21,8 +21,7 @@ from megarl.errors import UserError, did_you_mean
 class Preset:
     """How one shape of rows is read.
 
-    columns: by role (question, messages, answer, response, chosen, rejected) the columns that may hold it;
-    the
+    columns: by role (question, messages, answer, response, chosen, rejected) the columns that may hold it; the
         first that a row has wins, and a dotted name looks inside an object.
     uses: what such rows are for: methods of `RowReader`.
     read: by column, what makes its value the answer; a column that is not listed holds the answer itself.
@@ -199,10 +198,9 @@ class RowReader:
             column, value = self._value(row, "messages")
             chat: list[Message] = list(values.messages(value, repr(column)))
         else:
-            asked = self._asked(row)
-            chat = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+            asked = self._asked_messages(row)
             column, value = self._value(row, "response")
-            chat = [*chat, {"role": "assistant", "content": values.text(value, repr(column))}]
+            chat = [*asked, {"role": "assistant", "content": values.text(value, repr(column))}]
         if chat[-1]["role"] != "assistant":
             raise RowError(f"{column!r} ends with a message of the {chat[-1]['role']}, not of the assistant")
         return chat
@@ -217,10 +215,7 @@ class RowReader:
             if {one[-1]["role"], other[-1]["role"]} != {"assistant"}:
                 raise RowError("'chosen' and 'rejected' must end with the assistant's message")
             shared, chosen, rejected = list(one[:-1]), one[-1]["content"], other[-1]["content"]
-        prompt = shared
-        if not prompt:
-            asked = self._asked(row)
-            prompt = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        prompt = shared or self._asked_messages(row)
         chosen, rejected = values.text(chosen, "'chosen'"), values.text(rejected, "'rejected'")
         if chosen == rejected:
             raise RowError("'chosen' and 'rejected' are the same")
@@ -233,6 +228,10 @@ class RowReader:
         column, value = self._value(row, "question")
         asked = values.question(value, repr(column))
         return self.preset.compose(row, asked) if isinstance(asked, str) else list(asked)
+
+    def _asked_messages(self, row: Mapping[str, Any]) -> list[Message]:
+        asked = self._asked(row)
+        return [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
 
     def _ground_truth(self, row: Mapping[str, Any]) -> dict[str, Any]:
         ground_truth: dict[str, Any] = {}

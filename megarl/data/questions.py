@@ -18,8 +18,7 @@ class Question:
 
     question_id: `"<source>/<row>"`, the same in every run.
     messages: the conversation up to where the assistant answers, framing included.
-    content: the bare question without framing; two questions of equal content (whitespace aside) are the
-    same.
+    content: the bare question without framing; two questions of equal content (whitespace aside) are the same.
     verifier, ground_truth: as in `Prompt`.
     """
 
@@ -30,14 +29,10 @@ class Question:
     ground_truth: Mapping[str, Any]
 
 
-def normalised(text: str) -> str:
-    """Unicode NFC with every run of whitespace as one space and none at the ends."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
 def content_key(text: str) -> bytes:
-    """16 bytes by which a question is recognised: BLAKE2b of its normalised text."""
-    return hashlib.blake2b(normalised(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    """16 bytes by which a question is recognised: BLAKE2b of its text in Unicode NFC, whitespace aside."""
+    plain = " ".join(unicodedata.normalize("NFC", text).split())
+    return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:

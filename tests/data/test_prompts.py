@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from megarl.data.procedural import ReasoningGymQuestions
 from megarl.data.prompts import open_prompts
-from megarl.data.questions import content_key, frame, is_held_out, normalised
+from megarl.data.questions import content_key, frame, is_held_out
 from megarl.data.settings import DataSettings, Framing, ReasoningGymSettings
 from megarl.errors import UserError
 
@@ -264,7 +264,6 @@ def test_a_rows_own_system_message_stays():
 def test_whitespace_makes_no_new_question(text, space):
     spaced = space + text.replace(" ", space * 2) + space
     assert content_key(spaced) == content_key(text)
-    assert normalised(normalised(text)) == normalised(text)
 
 
 @given(st.binary(min_size=16, max_size=16), st.floats(0, 0.98), st.floats(0, 0.01))
