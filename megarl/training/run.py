@@ -22,7 +22,8 @@ from megarl.megatron.groups import Groups
 from megarl.megatron.platform import Platform
 from megarl.megatron.policy import Policy
 from megarl.monitor.alarms import AlarmWatch, stop_if_told
-from megarl.monitor.logger import Logger, NullLogger
+from megarl.monitor.logger import MetricLogger
+from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import progress
 from megarl.monitor.status import print_status
 from megarl.records import StepStats
@@ -55,7 +56,7 @@ class Run:
     scorer: Scorer
     engine_handle: EngineHandle
     evaluation: Evaluation
-    logger: Logger
+    logger: MetricLogger
     watch: AlarmWatch
     clock: Clock
     lock: IO[str] | None
@@ -138,7 +139,7 @@ def open_run(plan: Plan) -> Run:
             max_new_tokens=config.evaluation.max_new_tokens or config.sampling.max_new_tokens,
             seed=config.seed,
         ),
-        logger=NullLogger(),
+        logger=MetricLogger((), default_registry()),
         watch=open_watch(config),
         clock=clock,
         lock=lock,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from megarl.monitor.console import ConsoleSink, number
 from megarl.monitor.jsonl import read_metrics
-from megarl.monitor.logger import MetricLogger, NullLogger, open_logger
+from megarl.monitor.logger import MetricLogger, open_logger
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import UnregisteredMetric
 from megarl.monitor.settings import LogSettings
@@ -27,16 +27,6 @@ def test_an_unregistered_name_reaches_no_sink(tmp_path: Path) -> None:
     logger.log(StepStats(0, {"train/lr": 1.0}))
     logger.close()
     assert list(read_metrics(tmp_path / "metrics.jsonl")) == [(0, {"train/lr": 1.0})]
-
-
-def test_ranks_that_do_not_speak_touch_no_file(tmp_path: Path) -> None:
-    logger = open_logger(
-        tmp_path / "run", LogSettings(sinks=["jsonl", "console", "wandb", "tensorboard"]), enabled=False
-    )
-    logger.log(StepStats(0, {"train/lr": 1.0}))
-    logger.close()
-    assert isinstance(logger, NullLogger)
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_console_line_holds_the_few_numbers_that_matter() -> None:
