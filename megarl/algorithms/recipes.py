@@ -1,7 +1,6 @@
-"""The table of objectives. A row names its parts and what differs from the parts' own defaults, nothing else.
+"""The table of objectives. A row names its parts and what differs from the parts' own defaults, or from its `base`.
 
-Where a row deviates from its paper, its description says so. Figures without a paper are ours and say that
-too.
+Where a row deviates from its paper, its description says so. Figures without a paper are ours and say that too.
 """
 
 from __future__ import annotations
@@ -90,16 +89,13 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "minibatches": 16,
     },
     {
+        "base": "cispo",
         "name": "cispo_mask",
         "title": "CISPO in its unified mask form",
         "description": "CISPO with tokens outside PPO's trust region left out: the form the paper uses to "
         "show PPO and CISPO as two settings of one objective.",
         "source": "MiniMax-M1 2025 (2506.13585), Eq. 6 and 7",
-        "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "cispo_mask",
-        "weights": "token_mean",
-        "minibatches": 16,
     },
     {
         "name": "gspo",
@@ -121,20 +117,13 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "minibatches": 4,
     },
     {
+        "base": "gspo",
         "name": "gspo_token",
         "title": "GSPO with per-token advantages",
         "description": "GSPO's ratio and clip, written so that each token may have its own advantage "
         "(multi-turn, process rewards). With one advantage per response it is GSPO, value and gradient.",
         "source": "Zheng et al. 2025 (2507.18071), Eq. 13 to 15",
-        "advantage": "grpo",
         "ratio": "sequence_token",
-        "surrogate": "clip",
-        "weights": "sequence_mean",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-        "old_logprobs": "engine",
-        "routing_replay": "off",
-        "minibatches": 4,
     },
     {
         "name": "reinforce_pp",
@@ -290,8 +279,7 @@ def _build(base: Recipe | None, changes: Mapping[str, object]) -> Recipe:
     where = f"algorithm {values['name']!r}: "
     known = dict(COMMON)
     for slot in SLOTS:
-        picked = find_part(slot, values.get(slot, "none"), where=where)
-        known |= picked.settings
+        known |= find_part(slot, values.get(slot, "none"), where=where).settings
     theirs = {name for slot in SLOTS for part in builtin_parts(slot).values() for name in part.settings}
     for key in changes:
         if key not in (words := [*FIELDS, *sorted(theirs | known.keys() - set(FIELDS))]):
@@ -303,4 +291,12 @@ def _build(base: Recipe | None, changes: Mapping[str, object]) -> Recipe:
     return Recipe(**values | {key: value for key, value in read.items() if key in FIELDS}, settings=settings)
 
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({str(row["name"]): _build(None, row) for row in _ROWS})
+def _table() -> dict[str, Recipe]:
+    recipes: dict[str, Recipe] = {}
+    for row in _ROWS:
+        base = recipes.get(str(row.get("base")))
+        recipes[str(row["name"])] = _build(base, {key: value for key, value in row.items() if key != "base"})
+    return recipes
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(_table())

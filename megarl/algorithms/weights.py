@@ -87,14 +87,8 @@ def constant(totals: Totals) -> Tensor:
     return totals.responses * totals.max_length
 
 
-def active_tokens(*, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """int64 [responses]: active tokens of each response."""
-    return Responses.of(mask, cu_seqlens).active.long()
-
-
 def local_totals(*, lengths: Tensor, group_ids: Tensor) -> Totals:
-    """Totals of the responses that this replica brings to one optimizer step, ready to be summed over
-    replicas.
+    """Totals of the responses that this replica brings to one optimizer step, ready to be summed over replicas.
 
     lengths: int [responses], active tokens of each. group_ids: int [responses], any numbers.
     A response without active tokens counts neither as a response nor towards its group. Raises ValueError for
@@ -104,9 +98,7 @@ def local_totals(*, lengths: Tensor, group_ids: Tensor) -> Totals:
         raise ValueError(f"group_ids has shape {list(group_ids.shape)}, lengths {list(lengths.shape)}")
     lengths = lengths.long()
     _, group = torch.unique(group_ids, return_inverse=True)
-    per_group = torch.zeros(len(lengths), dtype=torch.int64, device=lengths.device).index_add(
-        0, group, lengths
-    )
+    per_group = torch.zeros_like(lengths).index_add(0, group, lengths)
     counts = torch.stack([lengths.sum(), (lengths > 0).sum(), (per_group > 0).sum()])
     return Totals(counts, lengths, per_group[group])
 

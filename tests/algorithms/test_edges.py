@@ -16,12 +16,13 @@ from megarl.algorithms import (
     assign_advantages,
     finalize,
     get_recipe,
-    kl_estimate,
-    local_totals,
     policy_loss,
     token_weights,
     value_loss,
 )
+from megarl.algorithms.kl import kl_estimate
+from megarl.algorithms.parts import find_part
+from megarl.algorithms.weights import local_totals
 from megarl.errors import UserError
 from megarl.monitor.policy_metrics import POLICY
 from megarl.records import MicroBatch
@@ -112,7 +113,9 @@ def test_a_log_ratio_of_a_hundred_is_clamped_and_counted(recipe: Recipe, jump: f
 def test_a_kl_estimate_far_from_the_reference_is_bounded_counted_and_has_no_gradient() -> None:
     logprobs = torch.tensor([-3.5, -3.0, -100.0, -1.0], requires_grad=True)  # e^3 - 1 - 3 > 10
     reference = torch.tensor([-0.5, -3.0, -0.5, -101.0])
-    k1, k2, k3 = (kl_estimate(kind, logprobs, reference).value for kind in ("k1", "k2", "k3"))
+    k1, k2, k3 = (
+        kl_estimate(find_part("kl", kind), logprobs, reference).value for kind in ("k1", "k2", "k3")
+    )
     assert k1.tolist() == [-3.0, 0.0, -20.0, 20.0]
     assert k2.tolist() == [4.5, 0.0, 200.0, 200.0]
     assert k3.tolist() == pytest.approx([10.0, 0.0, 10.0, 10.0])
@@ -211,7 +214,7 @@ def test_no_public_call_broadcasts_what_is_misshapen() -> None:
             advantages_of(recipe, rewards, batch.group_ids, mask, cu_seqlens, **(passes | {name: column}))
     for wrong in (column, one):
         with pytest.raises(ValueError, match="ref_logprobs"):
-            kl_estimate("k3", flat, wrong)
+            kl_estimate(find_part("kl", "k3"), flat, wrong)
     for groups in (batch.group_ids[None], batch.group_ids[1:]):
         with pytest.raises(ValueError, match="group_ids has shape"):
             token_weights("token_mean", mask=mask, cu_seqlens=cu_seqlens, group_ids=groups)

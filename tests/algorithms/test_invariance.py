@@ -15,12 +15,12 @@ from megarl.algorithms import (
     RECIPES,
     Recipe,
     Totals,
-    active_tokens,
     combine,
     finalize,
     get_recipe,
-    local_totals,
 )
+from megarl.algorithms.responses import Responses
+from megarl.algorithms.weights import local_totals
 from tests.algorithms.batches import (
     PER_TOKEN,
     Ragged,
@@ -40,7 +40,7 @@ seeds = st.integers(0, 10**6)
 
 
 def totals_of(batch: Ragged) -> Totals:
-    lengths = active_tokens(mask=batch.mask, cu_seqlens=batch.cu_seqlens)
+    lengths = Responses.of(batch.mask, batch.cu_seqlens).active
     return local_totals(lengths=lengths, group_ids=batch.group_ids)
 
 
