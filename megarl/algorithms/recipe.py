@@ -186,7 +186,7 @@ COMMON: Mapping[str, Setting] = MappingProxyType(
 
 
 def _complete(recipe: Recipe, where: str) -> dict[str, Any]:
-    """The settings of the parts, with defaults. UserError for one that no part has, that two have, or that is missing."""
+    """The settings of the parts, with defaults. UserError for one that no part has, that two have, or a missing one."""
     owners: dict[str, str] = dict.fromkeys(FIELDS, "every recipe")
     complete = {}
     for slot, part in recipe.parts.items():
