@@ -1,5 +1,7 @@
-"""The table of objectives. A row names its parts and what differs from the parts' own defaults, or from its `base`.
+"""The table of objectives.
 
+A row names its parts and what differs from the parts' own defaults, or from its `base`. The ratio is `token` and the
+surrogate `clip` where a row names no other.
 Where a row deviates from its paper, its description says so. Figures without a paper are ours and say that too.
 """
 
@@ -25,8 +27,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "second model pays where rewards come inside the response.",
         "source": "Schulman et al. 2017 (1707.06347); GAE 1506.02438; dual clip: Ye et al. 2019 (1912.09729)",
         "advantage": "gae",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "dual_clip": 3.0,
     },
@@ -39,8 +39,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "papers'; verl, TRL, OpenRLHF and slime use Bessel's (std: bessel).",
         "source": "Shao et al. 2024, DeepSeekMath (2402.03300), Eq. 3",
         "advantage": "grpo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "sequence_mean",
         "kl": "k3",
         "kl_coef": 0.04,
@@ -56,8 +54,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "token-level, 50 dynamic sampling.",
         "source": "Yu et al. 2025 (2503.14476), Eq. 8 to 13",
         "advantage": "grpo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "clip_high": 0.28,
         "minibatches": 16,
@@ -71,8 +67,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "long). Tokens are divided by the generation budget, a constant.",
         "source": "Liu et al. 2025 (2503.20783)",
         "advantage": "dr_grpo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "constant",
     },
     {
@@ -83,7 +77,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "leaves the lower side open, clip_high 4.0 caps the weight at 5 (the figures are ours).",
         "source": "MiniMax-M1 2025 (2506.13585), Eq. 4 and 5",
         "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "cispo",
         "weights": "token_mean",
         "minibatches": 16,
@@ -108,7 +101,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "source": "Zheng et al. 2025 (2507.18071), Eq. 5 to 7",
         "advantage": "grpo",
         "ratio": "sequence",
-        "surrogate": "clip",
         "weights": "sequence_mean",
         "clip_low": 3e-4,
         "clip_high": 4e-4,
@@ -133,8 +125,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "(kl_coef 0.001 is ours).",
         "source": "Hu et al. 2025 (2501.03262)",
         "advantage": "reinforce_pp",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "kl": "k1",
     },
@@ -147,8 +137,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "exactly 0, as everywhere.",
         "source": "Hu et al. 2025 (2501.03262)",
         "advantage": "reinforce_pp_baseline",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "kl": "k2",
     },
@@ -160,8 +148,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "gradient) and guards several. The paper's KL in the reward: kl: k1.",
         "source": "Kool et al. 2019; Ahmadian et al. 2024 (2402.14740)",
         "advantage": "rloo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
     },
     {
@@ -172,8 +158,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "REINFORCE) and guards several.",
         "source": "Li et al. 2023 (2310.10505)",
         "advantage": "remax",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
     },
     {
@@ -184,8 +168,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "minibatches: 1, where the clip never binds.",
         "source": "Hao et al. 2025 (2505.23585)",
         "advantage": "opo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
     },
     {
@@ -196,7 +178,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "response only that token.",
         "source": "Gao et al. 2025 (2511.20347)",
         "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "sapo",
         "weights": "sequence_mean",
         "routing_replay": "off",
@@ -210,7 +191,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "are in nats: bounds e^-0.4 and e^0.4.",
         "source": "Zhao et al. 2025 (2507.20673)",
         "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "gmpo",
         "weights": "sequence_mean",
     },
@@ -225,7 +205,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "`constant` is that sum, scaled.",
         "source": "Zheng et al. 2025 (2512.01374)",
         "advantage": "dr_grpo",
-        "ratio": "token",
         "surrogate": "minirl",
         "weights": "constant",
         "correction": "tis",
@@ -295,7 +274,8 @@ def _table() -> dict[str, Recipe]:
     recipes: dict[str, Recipe] = {}
     for row in _ROWS:
         base = recipes.get(str(row.get("base")))
-        recipes[str(row["name"])] = _build(base, {key: value for key, value in row.items() if key != "base"})
+        parts = {} if base else {"ratio": "token", "surrogate": "clip"}
+        recipes[str(row["name"])] = _build(base, {**parts, **{k: v for k, v in row.items() if k != "base"}})
     return recipes
 
 

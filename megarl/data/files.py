@@ -43,13 +43,8 @@ class Tally:
 
 def open_rows(settings: RowSettings) -> Iterator[Row]:
     """All rows of a source, the unreadable among them."""
-    return read_rows(
-        Path(settings.path).expanduser(),
-        format=settings.format,
-        split=settings.split,
-        delimiter=settings.delimiter,
-        max_row_bytes=settings.max_row_bytes,
-    )
+    how = settings.model_dump(include={"format", "split", "delimiter", "max_row_bytes"})
+    return read_rows(Path(settings.path).expanduser(), **how)
 
 
 def shaped_rows(

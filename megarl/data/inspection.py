@@ -160,7 +160,7 @@ class _Look:
             self.answers[_kind(answer)] += 1
             self.verifiers[prompt.verifier] += 1
 
-    def _asked(self, row: Row, asked: str | Sequence[Message], bare: str, answer: str) -> None:
+    def _asked(self, row: Row, asked: Sequence[Message], bare: str, answer: str) -> None:
         rendered = values.all_text(asked)
         if self.tokenizer is not None:
             ids, rendered = self.tokenizer.encode_prompt(asked)

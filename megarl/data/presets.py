@@ -142,9 +142,9 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class PromptRow:
-    """asked: text or messages; bare: the words that identify it; verifier and ground_truth as in `Prompt`."""
+    """asked: the conversation so far; bare: the words that identify it; verifier and ground_truth as in `Prompt`."""
 
-    asked: str | list[Message]
+    asked: list[Message]
     bare: str
     verifier: str
     ground_truth: Mapping[str, Any]
@@ -198,7 +198,7 @@ class RowReader:
             column, value = self._value(row, "messages")
             chat: list[Message] = list(values.messages(value, repr(column)))
         else:
-            asked = self._asked_messages(row)
+            asked = self._asked(row)
             column, value = self._value(row, "response")
             chat = [*asked, {"role": "assistant", "content": values.text(value, repr(column))}]
         if chat[-1]["role"] != "assistant":
@@ -215,23 +215,21 @@ class RowReader:
             if {one[-1]["role"], other[-1]["role"]} != {"assistant"}:
                 raise RowError("'chosen' and 'rejected' must end with the assistant's message")
             shared, chosen, rejected = list(one[:-1]), one[-1]["content"], other[-1]["content"]
-        prompt = shared or self._asked_messages(row)
+        prompt = shared or self._asked(row)
         chosen, rejected = values.text(chosen, "'chosen'"), values.text(rejected, "'rejected'")
         if chosen == rejected:
             raise RowError("'chosen' and 'rejected' are the same")
         return PreferenceRow(prompt, chosen, rejected)
 
-    def _asked(self, row: Mapping[str, Any]) -> str | list[Message]:
+    def _asked(self, row: Mapping[str, Any]) -> list[Message]:
         if "question" not in self.columns and "messages" in self.columns:
             column, value = self._value(row, "messages")
             return values.before_answer(values.messages(value, repr(column)))
         column, value = self._value(row, "question")
-        asked = values.question(value, repr(column))
-        return self.preset.compose(row, asked) if isinstance(asked, str) else list(asked)
-
-    def _asked_messages(self, row: Mapping[str, Any]) -> list[Message]:
-        asked = self._asked(row)
-        return [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        asked: list[Message] = list(values.question(value, repr(column)))
+        if isinstance(value, str):
+            return [{"role": "user", "content": self.preset.compose(row, value)}]
+        return asked
 
     def _ground_truth(self, row: Mapping[str, Any]) -> dict[str, Any]:
         ground_truth: dict[str, Any] = {}

@@ -71,7 +71,7 @@ class ReasoningGymQuestions:
         config = self._configs.get(task)  # some scorers read it: decimal places, for example
         return Question(
             question_id=question_id,
-            messages=frame(entry["question"], self.settings),
+            messages=frame([{"role": "user", "content": entry["question"]}], self.settings),
             content=entry["question"],
             verifier=VERIFIER,
             ground_truth={"dataset": task, "entry": entry, **({"config": config} if config else {})},

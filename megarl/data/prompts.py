@@ -11,7 +11,7 @@ from megarl.data.files import FileQuestions, Tally
 from megarl.data.procedural import VERIFIER, ReasoningGymQuestions
 from megarl.data.questions import Question, content_key, is_held_out
 from megarl.data.settings import DataSettings, FileSettings, ReasoningGymSettings, Source, source_name
-from megarl.data.stream import FinitePool, Pool, PromptStream
+from megarl.data.stream import Pool, PromptStream
 from megarl.data.tokenizer import ChatTokenizer
 from megarl.errors import UserError
 from megarl.records import Prompt
@@ -105,17 +105,17 @@ class _Rules:
             raise UserError(f"question {question.question_id!r}: {error}") from error
 
 
-class EndlessPool:
-    """Training prompts of an endless source: slot `s` is the first usable candidate for its question `start + s`."""
+class _Endless:
+    """Prompts of an endless source: slot `s` is the first usable candidate for its question `start + s`."""
 
-    size: int | None = None
-    verifiers = frozenset({VERIFIER})
-
-    def __init__(self, questions: ReasoningGymQuestions, rules: _Rules, weight: float) -> None:
-        self.name, self.weight = questions.name, weight
+    def __init__(self, questions: ReasoningGymQuestions, rules: _Rules) -> None:
+        self.name = questions.name
         self._questions, self._rules = questions, rules
-        what = questions.settings.model_dump_json() + rules.settings.heldout.model_dump_json()
-        self.identity = f"endless {hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}"
+
+    def pool(self, weight: float) -> Pool:
+        what = self._questions.settings.model_dump_json() + self._rules.settings.heldout.model_dump_json()
+        identity = f"endless {hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}"
+        return Pool(self.name, None, weight, identity, frozenset({VERIFIER}), self.prompt)
 
     def prompt(self, slot: int) -> Prompt:
         reasons: Counter[str] = Counter()
@@ -182,8 +182,8 @@ def open_prompts(settings: DataSettings, tokenizer: ChatTokenizer) -> PromptData
         name = source_name(source)
         tallies[name] = Tally()
         if isinstance(source, ReasoningGymSettings) and source.size is None:
-            endless = EndlessPool(ReasoningGymQuestions(source), rules, source.weight)
-            pools.append(endless)
+            endless = _Endless(ReasoningGymQuestions(source), rules)
+            pools.append(endless.pool(source.weight))
             split = endless.held_out(settings.heldout.count) if settings.heldout.fraction else []
             tallies[name].counts["held_out"] = len(split)
         else:
@@ -216,9 +216,7 @@ def _open_evaluation(
     return tuple(prompts)
 
 
-def _open_finite(
-    source: Source, rules: _Rules, seen: set[bytes], tally: Tally
-) -> tuple[FinitePool, list[Prompt]]:
+def _open_finite(source: Source, rules: _Rules, seen: set[bytes], tally: Tally) -> tuple[Pool, list[Prompt]]:
     """The training pool of a finite source and its held-out prompts; `seen` collects the keys of all sources."""
     kept: list[Question] = []
     kept_keys: set[bytes] = set()
@@ -245,7 +243,7 @@ def _open_finite(
         raise UserError(f"source {name!r} has no prompt to train on ({tally.summary()}).")
     # Keys are hashes, so the least ones are a fair sample, and the same one each time.
     chosen = [split[key] for key in sorted(split)][: rules.settings.heldout.count]
-    return FinitePool(name, train, source.weight), _fitting(chosen, rules, tally.counts, "overlong_held_out")
+    return Pool.of(name, train, source.weight), _fitting(chosen, rules, tally.counts, "overlong_held_out")
 
 
 def _fitting(

@@ -44,13 +44,11 @@ def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:
     return int.from_bytes(digest, "big") < fraction * 2**64
 
 
-def frame(messages: Sequence[Message] | str, framing: Framing) -> tuple[Message, ...]:
-    """Put the system message, prefix and suffix around a question; a string is one user message.
+def frame(messages: Sequence[Message], framing: Framing) -> tuple[Message, ...]:
+    """Put the system message, prefix and suffix around a question.
 
     A system message of the row itself stays and the framing's is not added.
     """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
     framed = [dict(m) for m in messages]
     last_user = max((i for i, m in enumerate(framed) if m["role"] == "user"), default=None)
     if last_user is not None:

@@ -7,10 +7,9 @@ for any number of replicas, and the state names no replica: it is equal on all o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,56 +19,32 @@ from megarl.records import Prompt
 STATE_FORMAT = 1
 
 
-class Pool(Protocol):
-    """The usable training prompts of one source. size None: endless, any slot has a prompt.
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The usable training prompts of one source.
 
+    size: None = endless, any slot has a prompt. weight: share of the prompts, relative to the other pools.
     identity: changes when the prompts do; a stream resumes only on the pools it was saved with.
-    verifiers: every verifier that a prompt of the pool may name.
+    verifiers: every verifier that a prompt of the pool may name. prompt: gives the prompt of a slot.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int | None: ...
-
-    @property
-    def weight(self) -> float: ...
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def verifiers(self) -> frozenset[str]: ...
-
-    def prompt(self, slot: int) -> Prompt: ...
-
-
-@dataclass(frozen=True, eq=False)
-class FinitePool:
-    """Prompts in memory; the slot is the index."""
-
     name: str
-    prompts: Sequence[Prompt]
-    weight: float = 1.0
+    size: int | None
+    weight: float
+    identity: str
+    verifiers: frozenset[str]
+    prompt: Callable[[int], Prompt]
 
-    @property
-    def size(self) -> int:
-        return len(self.prompts)
-
-    @cached_property
-    def identity(self) -> str:
+    @classmethod
+    def of(cls, name: str, prompts: Sequence[Prompt], weight: float = 1.0) -> Pool:
+        """Make a pool of prompts in memory; the slot is the index."""
         digest = hashlib.blake2b(digest_size=16)
-        for p in self.prompts:
+        for p in prompts:
             digest.update(f"{p.prompt_id}\0{p.text}\0".encode("utf-8", "surrogatepass"))
-        return f"{len(self.prompts)} prompts {digest.hexdigest()}"
-
-    @property
-    def verifiers(self) -> frozenset[str]:
-        return frozenset(p.verifier for p in self.prompts)
-
-    def prompt(self, slot: int) -> Prompt:
-        return self.prompts[slot]
+        identity = f"{len(prompts)} prompts {digest.hexdigest()}"
+        return cls(
+            name, len(prompts), weight, identity, frozenset(p.verifier for p in prompts), prompts.__getitem__
+        )
 
 
 @dataclass

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megarl.data.stream import FinitePool, PromptStream
+from megarl.data.stream import Pool, PromptStream
 from megarl.errors import UserError
 from megarl.records import Prompt
 
 
-def pool(name: str, size: int, weight: float = 1.0) -> FinitePool:
+def pool(name: str, size: int, weight: float = 1.0) -> Pool:
     prompts = [Prompt(f"{name}/{i}", np.array([1]), f"{name} question {i}", "exact", {}) for i in range(size)]
-    return FinitePool(name, prompts, weight)
+    return Pool.of(name, prompts, weight)
 
 
 def ids(prompts: list[Prompt]) -> list[str]:
