@@ -15,7 +15,7 @@ from megarl.algorithms.ratios import LogRatios
 from megarl.algorithms.recipe import LogprobAndRouteSource, Recipe, resolve_sources
 from megarl.algorithms.recipes import RECIPES, get_recipe, make_recipe
 from megarl.algorithms.surrogates import TokenLosses, Tokens
-from megarl.algorithms.weights import Totals, token_weights
+from megarl.algorithms.weights import Totals
 
 __all__ = [
     "RECIPES",
@@ -46,6 +46,5 @@ __all__ = [
     "reduce_metrics",
     "render_algorithms",
     "resolve_sources",
-    "token_weights",
     "value_loss",
 ]

@@ -102,28 +102,18 @@ def add_token_weights(
 ) -> Batch:
     """Return one optimizer step's data with the column "weights", and with its `active_tokens` counted.
 
-    mode, max_length: as in `token_weights`. reduce_sum: sums int64 [3] over data-parallel replicas. weights:
-    float32 [tokens], 0 where masked. Where `active_tokens` is 0 there is nothing to learn from anywhere.
+    mode: as in `token_weights`. max_length: the generation budget in tokens, for `constant`. reduce_sum: sums
+    int64 [3] over data-parallel replicas. weights: float32 [tokens], 0 where masked. Where `active_tokens` is 0
+    there is nothing to learn from anywhere.
     """
+    packed = [(m, _responses(m)) for m in batch.micro_batches]
     lengths = torch.zeros_like(batch.group_ids)
-    for micro_batch in batch.micro_batches:
-        lengths[micro_batch.rows] = _responses(micro_batch).active.long()
-    totals = local_totals(lengths=lengths, group_ids=batch.group_ids)
+    for micro_batch, responses in packed:
+        lengths[micro_batch.rows] = responses.active.long()
+    totals = local_totals(lengths=lengths, group_ids=batch.group_ids, max_length=max_length)
     totals = totals._replace(counts=reduce_sum(totals.counts))
-
-    def weighted(micro_batch: MicroBatch) -> MicroBatch:
-        weights = token_weights(
-            mode,
-            mask=micro_batch.mask,
-            cu_seqlens=_starts(micro_batch),
-            group_ids=batch.group_ids[micro_batch.rows],
-            max_length=max_length,
-            totals=totals.select(micro_batch.rows),
-        )
-        return micro_batch.with_columns(weights=weights)
-
-    micro_batches = tuple(map(weighted, batch.micro_batches))
-    return replace(batch, micro_batches=micro_batches, active_tokens=int(totals.tokens))
+    weighted = tuple(m.with_columns(weights=token_weights(mode, r, totals.select(m.rows))) for m, r in packed)
+    return replace(batch, micro_batches=weighted, active_tokens=int(totals.tokens))
 
 
 def _pack(batches: Sequence[Batch], recipe: Recipe) -> list[_Packed]:
@@ -135,13 +125,9 @@ def _pack(batches: Sequence[Batch], recipe: Recipe) -> list[_Packed]:
     ]
 
 
-def _starts(micro_batch: MicroBatch) -> Tensor:
-    """int32 [responses + 1]: cu_seqlens, without the sequence that attention sees in a filler."""
-    return micro_batch.cu_seqlens[: len(micro_batch.rows) + 1]
-
-
 def _responses(micro_batch: MicroBatch) -> Responses:
-    return Responses.of(micro_batch.mask, _starts(micro_batch))
+    """The responses of a micro-batch: none of a filler, in which attention sees a sequence."""
+    return Responses.of(micro_batch.mask, micro_batch.cu_seqlens[: len(micro_batch.rows) + 1])
 
 
 def _penalty(recipe: Recipe, micro_batch: MicroBatch) -> Tensor:

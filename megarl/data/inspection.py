@@ -83,13 +83,8 @@ def _use(reader: RowReader, row: Mapping[str, Any] | None) -> str:
     if reader.preset.name not in PRESETS:
         roles = set(reader.columns)
         return "preference" if "chosen" in roles else "chat" if "response" in roles else "prompt"
-    for use in reader.preset.uses if row is not None else ():
-        try:
-            getattr(reader, use)(row)
-        except (RowError, UserError):
-            continue
-        return use
-    return reader.preset.uses[0]
+    found = None if row is None else reader.fitting_use(row)
+    return found or reader.preset.uses[0]
 
 
 class _Look:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,6 +184,14 @@ class RowReader:
         self.verifier = verifier or self.preset.verifier
         self._required = set(columns or {}) | (set(self.preset.columns) - self.preset.optional)
 
+    def fitting_use(self, row: Mapping[str, Any]) -> str | None:
+        """The first of the preset's uses that reads this row, or None."""
+        for use in self.preset.uses:
+            with suppress(RowError, UserError):
+                getattr(self, use)(row)
+                return use
+        return None
+
     def prompt(self, row: Mapping[str, Any]) -> PromptRow:
         asked = self._asked(row)
         verifier = self.verifier
@@ -262,12 +271,4 @@ class RowReader:
 
 def detect_preset(row: Mapping[str, Any]) -> str | None:
     """The first preset of the table that reads this row, or None."""
-    for name, preset in PRESETS.items():
-        reader = RowReader(name, verifier="any")
-        for use in preset.uses:
-            try:
-                getattr(reader, use)(row)
-            except (RowError, UserError):
-                continue
-            return name
-    return None
+    return next((name for name in PRESETS if RowReader(name, verifier="any").fitting_use(row)), None)

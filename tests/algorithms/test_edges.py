@@ -17,7 +17,6 @@ from megarl.algorithms import (
     finalize,
     get_recipe,
     policy_loss,
-    token_weights,
     value_loss,
 )
 from megarl.algorithms.kl import kl_estimate
@@ -36,6 +35,8 @@ from tests.algorithms.batches import (
     ragged,
     run,
     take,
+    totals_of,
+    weights_of,
 )
 
 
@@ -217,7 +218,7 @@ def test_no_public_call_broadcasts_what_is_misshapen() -> None:
             kl_estimate(find_part("kl", "k3"), flat, wrong)
     for groups in (batch.group_ids[None], batch.group_ids[1:]):
         with pytest.raises(ValueError, match="group_ids has shape"):
-            token_weights("token_mean", mask=mask, cu_seqlens=cu_seqlens, group_ids=groups)
+            weights_of("token_mean", replace(batch, group_ids=groups))
     with pytest.raises(ValueError, match="rewards must be"):
         Rewards.of(rewards[None], batch.group_ids[None])
     for name in ("group_ids", "lengths", "greedy_rewards"):
@@ -228,11 +229,10 @@ def test_no_public_call_broadcasts_what_is_misshapen() -> None:
 
 def test_constant_weights_need_the_generation_budget() -> None:
     batch = ragged(4)
-    arguments = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens, "group_ids": batch.group_ids}
     with pytest.raises(UserError, match="generation budget"):
-        token_weights("constant", **arguments)
+        weights_of("constant", batch, totals_of(batch)._replace(max_length=None))
     with pytest.raises(UserError, match="Did you mean 'token_mean'"):
-        token_weights("token_maen", **arguments)
+        weights_of("token_maen", batch)
 
 
 def test_a_response_without_active_tokens_is_counted_nowhere() -> None:

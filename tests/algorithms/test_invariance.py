@@ -14,13 +14,10 @@ from torch import Tensor
 from megarl.algorithms import (
     RECIPES,
     Recipe,
-    Totals,
     combine,
     finalize,
     get_recipe,
 )
-from megarl.algorithms.responses import Responses
-from megarl.algorithms.weights import local_totals
 from tests.algorithms.batches import (
     PER_TOKEN,
     Ragged,
@@ -33,15 +30,11 @@ from tests.algorithms.batches import (
     run,
     shuffled_parts,
     take,
+    totals_of,
     with_masked,
 )
 
 seeds = st.integers(0, 10**6)
-
-
-def totals_of(batch: Ragged) -> Totals:
-    lengths = Responses.of(batch.mask, batch.cu_seqlens).active
-    return local_totals(lengths=lengths, group_ids=batch.group_ids)
 
 
 def assert_same_metrics(actual: dict[str, float], expected: dict[str, float], *, to: float = 1e-6) -> None:
