@@ -158,8 +158,8 @@ class _Look:
     def _asked(self, row: Row, asked: Sequence[Message], bare: str, answer: str) -> None:
         rendered = values.all_text(asked)
         if self.tokenizer is not None:
-            ids, rendered = self.tokenizer.encode_prompt(asked)
-            self.measured.setdefault("prompt tokens", []).append(len(ids))
+            rendered = self.tokenizer.render_prompt(asked)
+            self.measured.setdefault("prompt tokens", []).append(len(self.tokenizer.encode(rendered)))
             if any(mark in values.all_text(asked) + answer for mark in self.special):
                 self.report.special_tokens.append(row.number)
         self.measured.setdefault("question characters", []).append(len(bare))

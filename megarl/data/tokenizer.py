@@ -78,11 +78,6 @@ class ChatTokenizer:
             messages = [{"role": "user", "content": messages}]
         return self._render(messages, add_generation_prompt=True)
 
-    def encode_prompt(self, messages: Sequence[Message] | str) -> tuple[np.ndarray, str]:
-        """(token ids int32 [prompt_tokens], rendered text) of what the engine continues."""
-        text = self.render_prompt(messages)
-        return self.encode(text), text
-
     def encode_texts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of many texts, by all cores."""
         if not texts:

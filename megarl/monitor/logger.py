@@ -17,7 +17,6 @@ from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import Registry
 from megarl.monitor.settings import LogSettings, SinkName
 from megarl.monitor.wandb_sink import WandbSink
-from megarl.records import StepStats
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -60,13 +59,16 @@ class MetricLogger:
     def __init__(self, sinks: Sequence[Sink], registry: Registry) -> None:
         self._sinks, self._registry = tuple(sinks), registry
 
-    def log(self, stats: StepStats) -> None:
-        """Raises UnregisteredMetric before any sink has seen the numbers."""
-        for name in stats.metrics:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one step's metrics, already reduced over ranks, under the names of docs/metrics.md.
+
+        Raises UnregisteredMetric before any sink has seen the numbers.
+        """
+        for name in metrics:
             _ = self._registry[name]
-        metrics = {name: float(value) for name, value in stats.metrics.items()}
+        metrics = {name: float(value) for name, value in metrics.items()}
         for sink in self._sinks:
-            sink.log(stats.step, metrics)
+            sink.log(step, metrics)
 
     def close(self) -> None:
         """Close every sink, once."""

@@ -24,7 +24,6 @@ from megarl.monitor.jsonl import read_metrics
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import duration
 from megarl.monitor.registry import Registry
-from megarl.records import StepStats
 
 Rows = Sequence[tuple[int, Mapping[str, float]]]  # (step, metrics)
 CURVES = (
@@ -96,7 +95,7 @@ def sum_up(rows: Rows) -> RunReport:
     seconds: dict[str, float] = {}
     alarms: list[Alarm] = []
     for step, metrics in rows:
-        alarms += watch.check(StepStats(step, metrics))
+        alarms += watch.check(step, metrics)
         for name, value in metrics.items():
             first.setdefault(name, value)
             last[name] = value

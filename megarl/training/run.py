@@ -26,7 +26,6 @@ from megarl.monitor.logger import MetricLogger
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import progress
 from megarl.monitor.status import print_status
-from megarl.records import StepStats
 from megarl.rewards import Scorer
 from megarl.training.clock import Clock
 from megarl.training.engines import EngineHandle, connect_engine, engine_context
@@ -66,9 +65,8 @@ class Run:
         UserError, on every rank."""
 
         def log() -> None:
-            stats = StepStats(step, metrics)
-            self.logger.log(stats)
-            alarms = self.watch.check(stats)
+            self.logger.log(step, metrics)
+            alarms = self.watch.check(step, metrics)
             for alarm in alarms:
                 print_status(f"alarm: {alarm}")
             stop_if_told(alarms)

@@ -44,7 +44,8 @@ def test_flaws_are_found_with_their_row_numbers(flawed, tokenizer):
 def test_lengths_are_those_of_the_prompts_as_rendered(flawed, tokenizer):
     report = inspect_file(flawed, tokenizer=tokenizer, suffix=" Answer briefly.", samples=1)
     ((prompt, answer),) = report.samples
-    expected, text = tokenizer.encode_prompt("What is 1 + 1? Answer briefly.")
+    text = tokenizer.render_prompt("What is 1 + 1? Answer briefly.")
+    expected = tokenizer.encode(text)
     assert (prompt, answer) == (text, "2")
     assert report.lengths["prompt tokens"]["min"] == len(expected)
     assert report.lengths["question characters"] == {"min": 14, "p50": 14, "p90": 20, "p99": 20, "max": 20}
