@@ -24,9 +24,7 @@ from megarl.monitor.status import print_status
 
 MOST_RANKS = 4096
 PR_SET_PDEATHSIG = 1
-SECONDS_TO_SAY_SO = (
-    2.0  # a mistake is met by all ranks, and the one that tells it may not be the first to end
-)
+SECONDS_TO_SAY_SO = 2.0  # all ranks meet a mistake, and the one that tells it may not be the first to end
 SECONDS_TO_END = 30.0  # between a signal and SIGKILL
 WHAT_A_RUN_IMPORTS = ("megarl.training.train", "transformers.models.auto.tokenization_auto")
 

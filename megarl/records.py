@@ -1,7 +1,7 @@
 """The records that cross a seam between rooms. Frozen, and validated when made.
 
 One step, as data: `Prompt` -> engine -> `Sample` -> verifier -> `Group` -> advantages -> `Batch` of packed
-`MicroBatch`es -> trainer -> `StepStats`.
+`MicroBatch`es -> trainer.
 
 Positions. In a packed micro-batch every per-token vector is indexed by *input position*: entry `t` belongs to
 the prediction of token `t + 1` of the same sequence. The last position of a sequence predicts nothing, so its
@@ -240,11 +240,3 @@ class Batch:
     def with_micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Batch:
         """The same batch with these micro-batches in place of its own, one for one."""
         return replace(self, micro_batches=tuple(micro_batches))
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """What one step reports to the sinks: names as in `docs/metrics.md`, already reduced over ranks."""
-
-    step: int
-    metrics: Mapping[str, float]

@@ -5,24 +5,17 @@ records. Imports torch only. docs/algorithms.md is the user's page."""
 from megarl.algorithms.advantages import Rewards, TokenRewards, advantage_metrics
 from megarl.algorithms.batches import add_token_weights, assign_advantages
 from megarl.algorithms.corrections import Correction, Mismatch
-from megarl.algorithms.describe import part_table, recipe_table, render_algorithms
-from megarl.algorithms.kl import KLEstimate, kl_estimate
+from megarl.algorithms.describe import render_algorithms
+from megarl.algorithms.kl import KLEstimate
 from megarl.algorithms.loss import LossOutput, policy_loss, value_loss
 from megarl.algorithms.loss_metrics import mismatch_metrics
-from megarl.algorithms.metrics import (
-    Metrics,
-    PartialMetric,
-    average_steps,
-    combine,
-    finalize,
-    reduce_metrics,
-)
-from megarl.algorithms.parts import Part, Setting, part
+from megarl.algorithms.metrics import average_steps, combine, finalize, reduce_metrics
+from megarl.algorithms.parts import Setting, part
 from megarl.algorithms.ratios import LogRatios
 from megarl.algorithms.recipe import LogprobAndRouteSource, Recipe, resolve_sources
 from megarl.algorithms.recipes import RECIPES, get_recipe, make_recipe
 from megarl.algorithms.surrogates import TokenLosses, Tokens
-from megarl.algorithms.weights import Totals, active_tokens, local_totals, token_weights
+from megarl.algorithms.weights import Totals
 
 __all__ = [
     "RECIPES",
@@ -31,10 +24,7 @@ __all__ = [
     "LogRatios",
     "LogprobAndRouteSource",
     "LossOutput",
-    "Metrics",
     "Mismatch",
-    "Part",
-    "PartialMetric",
     "Recipe",
     "Rewards",
     "Setting",
@@ -42,7 +32,6 @@ __all__ = [
     "TokenRewards",
     "Tokens",
     "Totals",
-    "active_tokens",
     "add_token_weights",
     "advantage_metrics",
     "assign_advantages",
@@ -50,17 +39,12 @@ __all__ = [
     "combine",
     "finalize",
     "get_recipe",
-    "kl_estimate",
-    "local_totals",
     "make_recipe",
     "mismatch_metrics",
     "part",
-    "part_table",
     "policy_loss",
-    "recipe_table",
     "reduce_metrics",
     "render_algorithms",
     "resolve_sources",
-    "token_weights",
     "value_loss",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from megarl.algorithms.advantages import Rewards, TokenRewards, is_last, whiten
 from megarl.algorithms.kl import kl_estimate
 from megarl.algorithms.recipe import Recipe
 from megarl.algorithms.responses import Responses, SumReduce, clean
-from megarl.algorithms.weights import active_tokens, local_totals, token_weights
+from megarl.algorithms.weights import local_totals, token_weights
 from megarl.records import Batch, MicroBatch
 
 
@@ -63,21 +63,15 @@ def assign_advantages(batches: Sequence[Batch], recipe: Recipe, reduce_sum: SumR
     raw = [_raw(recipe, rewards, per_response, p, active) for p, active in zip(packed, counted, strict=True)]
     final = whiten(raw, counted, reduce_sum) if part.whitened else raw
     learns = torch.where(rewards.flat(), 0.0, rewards.scored) if part.compares_group else rewards.scored
-    columns = []
+    completed = []
     for p, advantages, before, active in zip(packed, final, raw, counted, strict=True):
-        columns.append({"advantages": torch.where(p.spread(learns) > 0, advantages, 0.0).float()})
+        columns = {"advantages": torch.where(p.spread(learns) > 0, advantages, 0.0).float()}
         if "values" in part.needs:
             values = _column(recipe, p.micro_batch, "values")
-            columns[-1]["returns"] = torch.where(active, before + values, 0.0).float()
-    rest = iter(columns)
-    names = ("advantages", "returns") if "values" in part.needs else ("advantages",)
-
-    def completed(micro_batch: MicroBatch) -> MicroBatch:
-        if len(micro_batch.rows):
-            return micro_batch.with_columns(**next(rest))
-        return micro_batch.with_columns(**{name: torch.zeros(micro_batch.tokens) for name in names})
-
-    return [replace(b, micro_batches=tuple(map(completed, b.micro_batches))) for b in batches]
+            columns["returns"] = torch.where(active, before + values, 0.0).float()
+        completed.append(p.micro_batch.with_columns(**columns))
+    rest = iter(completed)
+    return [b.with_micro_batches(islice(rest, len(b.micro_batches))) for b in batches]
 
 
 def _raw(
@@ -108,42 +102,32 @@ def add_token_weights(
 ) -> Batch:
     """Return one optimizer step's data with the column "weights", and with its `active_tokens` counted.
 
-    mode, max_length: as in `token_weights`. reduce_sum: sums int64 [3] over data-parallel replicas. weights:
-    float32 [tokens], 0 where masked. Where `active_tokens` is 0 there is nothing to learn from anywhere.
+    mode: as in `token_weights`. max_length: the generation budget in tokens, for `constant`. reduce_sum: sums
+    int64 [3] over data-parallel replicas. weights: float32 [tokens], 0 where masked. Where `active_tokens` is 0
+    there is nothing to learn from anywhere.
     """
+    packed = [(m, _responses(m)) for m in batch.micro_batches]
     lengths = torch.zeros_like(batch.group_ids)
-    for micro_batch in (m for m in batch.micro_batches if len(m.rows)):
-        lengths[micro_batch.rows] = active_tokens(mask=micro_batch.mask, cu_seqlens=micro_batch.cu_seqlens)
-    totals = local_totals(lengths=lengths, group_ids=batch.group_ids)
+    for micro_batch, responses in packed:
+        lengths[micro_batch.rows] = responses.active.long()
+    totals = local_totals(lengths=lengths, group_ids=batch.group_ids, max_length=max_length)
     totals = totals._replace(counts=reduce_sum(totals.counts))
-
-    def weighted(micro_batch: MicroBatch) -> MicroBatch:
-        rows = micro_batch.rows
-        if not len(rows):
-            return micro_batch.with_columns(weights=torch.zeros(micro_batch.tokens))
-        weights = token_weights(
-            mode,
-            mask=micro_batch.mask,
-            cu_seqlens=micro_batch.cu_seqlens,
-            group_ids=batch.group_ids[rows],
-            max_length=max_length,
-            totals=totals.select(rows),
-        )
-        return micro_batch.with_columns(weights=weights)
-
-    micro_batches = tuple(map(weighted, batch.micro_batches))
-    return replace(batch, micro_batches=micro_batches, active_tokens=int(totals.tokens))
+    weighted = tuple(m.with_columns(weights=token_weights(mode, r, totals.select(m.rows))) for m, r in packed)
+    return replace(batch, micro_batches=weighted, active_tokens=int(totals.tokens))
 
 
 def _pack(batches: Sequence[Batch], recipe: Recipe) -> list[_Packed]:
-    """Micro-batches with responses, in order; fillers have none."""
     starts = accumulate((len(b.group_ids) for b in batches), initial=0)
     return [
-        _Packed(m, m.rows + start, Responses.of(m.mask, m.cu_seqlens), _penalty(recipe, m))
+        _Packed(m, m.rows + start, _responses(m), _penalty(recipe, m))
         for b, start in zip(batches, starts, strict=False)
         for m in b.micro_batches
-        if len(m.rows)
     ]
+
+
+def _responses(micro_batch: MicroBatch) -> Responses:
+    """The responses of a micro-batch: none of a filler, in which attention sees a sequence."""
+    return Responses.of(micro_batch.mask, micro_batch.cu_seqlens[: len(micro_batch.rows) + 1])
 
 
 def _penalty(recipe: Recipe, micro_batch: MicroBatch) -> Tensor:

@@ -1,5 +1,4 @@
-"""The slot `correction`: what is done where the engine that sampled and the trainer disagree about
-probabilities.
+"""The slot `correction`: what is done where the engine that sampled and the trainer disagree.
 
 The weight is w = exp(trainer's old log-probability - engine's), never its inverse, and has no gradient. It
 multiplies the policy term; KL and entropy are not corrected.
@@ -36,8 +35,7 @@ class Mismatch(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """weight: float32 [tokens], to multiply the policy term. truncated: bool [tokens], capped; masked: bool
-    [tokens], left out."""
+    """weight: float32 [tokens], to multiply the policy term. truncated (capped), masked (left out): bool [tokens]."""
 
     weight: Tensor
     truncated: Tensor

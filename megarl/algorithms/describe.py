@@ -28,8 +28,7 @@ def render_algorithms(name: str | None = None) -> str:
 
 
 def render_recipe(recipe: Recipe) -> str:
-    """What it is for, its source, its formula with every part spelled out, and every setting with its
-    meaning."""
+    """What it is for, its source, its formula with every part spelled out, and every setting with its meaning."""
     lines = [f"{recipe.name}: {recipe.title}" if recipe.title else recipe.name]
     if recipe.description:
         lines += ["", *textwrap.wrap(recipe.description, WIDTH)]

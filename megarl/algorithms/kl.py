@@ -1,9 +1,8 @@
-"""The slot `kl`: estimates of KL(policy || reference) from sampled tokens (Schulman, "Approximating KL
-divergence", 2020).
+"""The slot `kl`: estimates of KL(policy || reference) from sampled tokens.
 
 With k1 = logp - ref: k2 = k1^2 / 2, k3 = exp(-k1) - 1 + k1, and k3+ = k3's value with k2's gradient, which is
-the gradient of the KL itself on-policy. The log-ratio is clamped to +-20 nats and k3 to 10; there the
-gradient is 0.
+the gradient of the KL itself on-policy. The log-ratio is clamped to +-20 nats and k3 to 10; there the gradient is 0.
+Source: Schulman, "Approximating KL divergence", 2020.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from megarl.algorithms.parts import absent, find_part, part
+from megarl.algorithms.parts import absent, part
 from megarl.algorithms.ratios import bounded
 
 MAX_K3 = 10.0
 
 
 class KLEstimate(NamedTuple):
-    """value: float32 [tokens], with the gradient it is to have. clamped: bool [tokens], where the value was; None
-    = it never is."""
+    """value: float32 [tokens], with the gradient it is to have. clamped: bool [tokens] where it was, or None."""
 
     value: Tensor
     clamped: Tensor | None = None
@@ -79,18 +77,17 @@ def k3_plus(log_ratio: Tensor) -> KLEstimate:
 
 
 def kl_estimate(
-    kind: str | Callable[[Tensor], KLEstimate], logprobs: Tensor, ref_logprobs: Tensor
+    estimate: Callable[[Tensor], KLEstimate], logprobs: Tensor, ref_logprobs: Tensor
 ) -> KLEstimate:
     """Return the estimate at each token; its gradient is with respect to `logprobs`.
 
-    kind: a part's name or import path, or its function. logprobs, ref_logprobs: [tokens]. Clamped tokens are
-    those of the log-ratio, too. Raises UserError for an unknown kind, ValueError for two shapes.
+    estimate: a part. logprobs, ref_logprobs: [tokens]. Clamped tokens are those of the log-ratio, too. Raises
+    ValueError for two shapes.
     """
     if logprobs.shape != ref_logprobs.shape:
         raise ValueError(
             f"logprobs has shape {list(logprobs.shape)}, ref_logprobs {list(ref_logprobs.shape)}"
         )
-    estimate = find_part("kl", kind) if isinstance(kind, str) else kind
     log_ratio = logprobs.float() - ref_logprobs.detach().float()
     value, clamped = estimate(bounded(log_ratio))
     far = log_ratio.detach() != bounded(log_ratio.detach())

@@ -59,8 +59,7 @@ def ratio_metrics(
 
 @torch.no_grad()
 def clip_metrics(losses: TokenLosses, advantages: Tensor, weights: Tensor, responses: Responses) -> Metrics:
-    """Shares of tokens, and of responses with such a token, that were held back; nothing for a soft
-    surrogate."""
+    """Shares of tokens held back, and of responses with such a token; nothing for a soft surrogate."""
     if losses.low is None or losses.high is None:
         return {}
     mask = responses.mask
@@ -108,18 +107,15 @@ def kl_metrics(kl: KLEstimate, weights: Tensor) -> Metrics:
 
 @torch.no_grad()
 def mismatch_metrics(
-    trainer_logprobs: Tensor,
-    engine_logprobs: Tensor,
-    mask: Tensor,
-    cu_seqlens: Tensor,
-) -> m.Metrics:
+    trainer_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, cu_seqlens: Tensor
+) -> Metrics:
     """How far the engine that sampled and the trainer are apart, for the same weights and tokens.
 
     Differences per token and per response; every active token, and every response, counts the same.
 
     trainer_logprobs, engine_logprobs: [tokens], of the sampled tokens, at the sampling temperature. mask: bool
-    [tokens]. cu_seqlens: [sequences + 1]. KL estimates are of KL(engine ||
-    trainer), since the engine sampled: with x = log trainer - log engine, k1 = -x and k3 = exp(x) - 1 - x.
+    [tokens]. cu_seqlens: [sequences + 1]. KL estimates are of KL(engine || trainer), since the engine sampled: with
+    x = log trainer - log engine, k1 = -x and k3 = exp(x) - 1 - x.
     """
     responses = Responses.of(mask, cu_seqlens)
     difference = responses.clean(trainer_logprobs, "trainer_logprobs") - responses.clean(

@@ -1,5 +1,4 @@
-"""Metrics that can be added up: over micro-batches, over ranks, exactly, and without asking the device
-meanwhile.
+"""Metrics that can be added up: over micro-batches, over ranks, exactly, and without asking the device meanwhile.
 
 A metric is kept as what its final value is made of (a mean as numerator and denominator, a quantile as a
 histogram), so that a mean over ranks is weighted by counts and never a mean of means:

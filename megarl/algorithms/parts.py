@@ -102,30 +102,27 @@ KINDS: Mapping[type, tuple[str, tuple[type, ...]]] = {
 class Slot:
     """One choice that every recipe makes.
 
-    module: where megarl's own parts for it are. function: what a part's function takes and returns.
+    module: where megarl's own parts for it are.
     needs, settings: what each of its parts has beside its own; those settings are read by the training step.
     """
 
     module: str
-    function: str
     needs: frozenset[str] = frozenset()
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
 
-SLOTS: Mapping[str, Slot] = {
-    "advantage": Slot(
-        "megarl.algorithms.advantages",
-        "Rewards -> float64 [responses]; with per_token, TokenRewards -> float64 [scored active tokens]",
-    ),
-    "ratio": Slot("megarl.algorithms.ratios", "LogRatios -> float32 [tokens], with the policy's gradient"),
-    "surrogate": Slot("megarl.algorithms.surrogates", "Tokens -> TokenLosses, with the policy's gradient"),
-    "weights": Slot(
-        "megarl.algorithms.weights",
-        "Totals -> number, or [responses]: a token of the response has one over it as its weight",
-    ),
+SLOTS: Mapping[str, Slot] = {  # with what a part's function takes and returns
+    # Rewards -> float64 [responses]; with per_token, TokenRewards -> float64 [scored active tokens]
+    "advantage": Slot("megarl.algorithms.advantages"),
+    # LogRatios -> float32 [tokens], with the policy's gradient
+    "ratio": Slot("megarl.algorithms.ratios"),
+    # Tokens -> TokenLosses, with the policy's gradient
+    "surrogate": Slot("megarl.algorithms.surrogates"),
+    # Totals -> number, or [responses]: a token of the response has one over it as its weight
+    "weights": Slot("megarl.algorithms.weights"),
+    # float32 [tokens], logp - ref -> KLEstimate
     "kl": Slot(
         "megarl.algorithms.kl",
-        "float32 [tokens], logp - ref -> KLEstimate",
         needs=frozenset({"ref_logprobs"}),
         settings={
             "kl_coef": Setting(
@@ -134,11 +131,8 @@ SLOTS: Mapping[str, Slot] = {
             "kl_in": Setting("where the KL acts", kind=("loss", "reward"), default="loss"),
         },
     ),
-    "correction": Slot(
-        "megarl.algorithms.corrections",
-        "Mismatch -> Correction, without gradient",
-        needs=frozenset({"engine_logprobs"}),
-    ),
+    # Mismatch -> Correction, without gradient
+    "correction": Slot("megarl.algorithms.corrections", needs=frozenset({"engine_logprobs"})),
 }
 
 # read by `value_loss`: every part that needs a critic's values has it
@@ -156,7 +150,7 @@ CRITIC_SETTINGS: Mapping[str, Setting] = {
 class Part:
     """One choice for a slot, made by `part`.
 
-    function: of one argument (see `Slot`) and the settings named in `arguments`.
+    function: of one argument (see `SLOTS`) and the settings named in `arguments`.
     settings: its own, its slot's and, where it needs values, the critic's.
     needs: some of `NEEDS`, which the training step provides beside the log-probabilities of now.
     refused: by setting or slot, values that make no sense with this part, with the reason.

@@ -85,7 +85,7 @@ class Recipe:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled recipe names its parts: they are found again where it is read."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        return _remake, (values | {"settings": dict(self.settings)},)
+        return functools.partial(Recipe, **(values | {"settings": dict(self.settings)})), ()
 
     def use(self, slot: str) -> Callable[[Any], Any]:
         """Return the function of the part picked for a slot, with its settings filled in."""
@@ -185,13 +185,8 @@ COMMON: Mapping[str, Setting] = MappingProxyType(
 )
 
 
-def _remake(values: dict[str, Any]) -> Recipe:
-    return Recipe(**values)
-
-
 def _complete(recipe: Recipe, where: str) -> dict[str, Any]:
-    """The settings of the recipe's parts, with defaults. UserError for one that no part has, that two have,
-    or that a part must be given."""
+    """The settings of the parts, with defaults. UserError for one that no part has, that two have, or a missing one."""
     owners: dict[str, str] = dict.fromkeys(FIELDS, "every recipe")
     complete = {}
     for slot, part in recipe.parts.items():
@@ -222,8 +217,7 @@ def _without_effect(recipe: Recipe, name: str, value: object, where: str) -> Use
 
 
 class LogprobAndRouteSource(NamedTuple):
-    """Which passes a step runs. old_logprobs: current | recompute | engine. routing_replay: off | recorded |
-    engine."""
+    """Which passes a step runs: current | recompute | engine, and off | recorded | engine."""
 
     old_logprobs: str
     routing_replay: str

@@ -1,7 +1,8 @@
-"""The table of objectives. A row names its parts and what differs from the parts' own defaults, nothing else.
+"""The table of objectives.
 
-Where a row deviates from its paper, its description says so. Figures without a paper are ours and say that
-too.
+A row names its parts and what differs from the parts' own defaults, or from its `base`. The ratio is `token` and the
+surrogate `clip` where a row names no other.
+Where a row deviates from its paper, its description says so. Figures without a paper are ours and say that too.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "second model pays where rewards come inside the response.",
         "source": "Schulman et al. 2017 (1707.06347); GAE 1506.02438; dual clip: Ye et al. 2019 (1912.09729)",
         "advantage": "gae",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "dual_clip": 3.0,
     },
@@ -40,8 +39,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "papers'; verl, TRL, OpenRLHF and slime use Bessel's (std: bessel).",
         "source": "Shao et al. 2024, DeepSeekMath (2402.03300), Eq. 3",
         "advantage": "grpo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "sequence_mean",
         "kl": "k3",
         "kl_coef": 0.04,
@@ -57,8 +54,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "token-level, 50 dynamic sampling.",
         "source": "Yu et al. 2025 (2503.14476), Eq. 8 to 13",
         "advantage": "grpo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "clip_high": 0.28,
         "minibatches": 16,
@@ -72,8 +67,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "long). Tokens are divided by the generation budget, a constant.",
         "source": "Liu et al. 2025 (2503.20783)",
         "advantage": "dr_grpo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "constant",
     },
     {
@@ -84,22 +77,18 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "leaves the lower side open, clip_high 4.0 caps the weight at 5 (the figures are ours).",
         "source": "MiniMax-M1 2025 (2506.13585), Eq. 4 and 5",
         "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "cispo",
         "weights": "token_mean",
         "minibatches": 16,
     },
     {
+        "base": "cispo",
         "name": "cispo_mask",
         "title": "CISPO in its unified mask form",
         "description": "CISPO with tokens outside PPO's trust region left out: the form the paper uses to "
         "show PPO and CISPO as two settings of one objective.",
         "source": "MiniMax-M1 2025 (2506.13585), Eq. 6 and 7",
-        "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "cispo_mask",
-        "weights": "token_mean",
-        "minibatches": 16,
     },
     {
         "name": "gspo",
@@ -112,7 +101,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "source": "Zheng et al. 2025 (2507.18071), Eq. 5 to 7",
         "advantage": "grpo",
         "ratio": "sequence",
-        "surrogate": "clip",
         "weights": "sequence_mean",
         "clip_low": 3e-4,
         "clip_high": 4e-4,
@@ -121,20 +109,13 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "minibatches": 4,
     },
     {
+        "base": "gspo",
         "name": "gspo_token",
         "title": "GSPO with per-token advantages",
         "description": "GSPO's ratio and clip, written so that each token may have its own advantage "
         "(multi-turn, process rewards). With one advantage per response it is GSPO, value and gradient.",
         "source": "Zheng et al. 2025 (2507.18071), Eq. 13 to 15",
-        "advantage": "grpo",
         "ratio": "sequence_token",
-        "surrogate": "clip",
-        "weights": "sequence_mean",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-        "old_logprobs": "engine",
-        "routing_replay": "off",
-        "minibatches": 4,
     },
     {
         "name": "reinforce_pp",
@@ -144,8 +125,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "(kl_coef 0.001 is ours).",
         "source": "Hu et al. 2025 (2501.03262)",
         "advantage": "reinforce_pp",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "kl": "k1",
     },
@@ -158,8 +137,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "exactly 0, as everywhere.",
         "source": "Hu et al. 2025 (2501.03262)",
         "advantage": "reinforce_pp_baseline",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
         "kl": "k2",
     },
@@ -171,8 +148,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "gradient) and guards several. The paper's KL in the reward: kl: k1.",
         "source": "Kool et al. 2019; Ahmadian et al. 2024 (2402.14740)",
         "advantage": "rloo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
     },
     {
@@ -183,8 +158,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "REINFORCE) and guards several.",
         "source": "Li et al. 2023 (2310.10505)",
         "advantage": "remax",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
     },
     {
@@ -195,8 +168,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "minibatches: 1, where the clip never binds.",
         "source": "Hao et al. 2025 (2505.23585)",
         "advantage": "opo",
-        "ratio": "token",
-        "surrogate": "clip",
         "weights": "token_mean",
     },
     {
@@ -207,7 +178,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "response only that token.",
         "source": "Gao et al. 2025 (2511.20347)",
         "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "sapo",
         "weights": "sequence_mean",
         "routing_replay": "off",
@@ -221,7 +191,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "are in nats: bounds e^-0.4 and e^0.4.",
         "source": "Zhao et al. 2025 (2507.20673)",
         "advantage": "grpo",
-        "ratio": "token",
         "surrogate": "gmpo",
         "weights": "sequence_mean",
     },
@@ -236,7 +205,6 @@ _ROWS: tuple[Mapping[str, object], ...] = (
         "`constant` is that sum, scaled.",
         "source": "Zheng et al. 2025 (2512.01374)",
         "advantage": "dr_grpo",
-        "ratio": "token",
         "surrogate": "minirl",
         "weights": "constant",
         "correction": "tis",
@@ -290,8 +258,7 @@ def _build(base: Recipe | None, changes: Mapping[str, object]) -> Recipe:
     where = f"algorithm {values['name']!r}: "
     known = dict(COMMON)
     for slot in SLOTS:
-        picked = find_part(slot, values.get(slot, "none"), where=where)
-        known |= picked.settings
+        known |= find_part(slot, values.get(slot, "none"), where=where).settings
     theirs = {name for slot in SLOTS for part in builtin_parts(slot).values() for name in part.settings}
     for key in changes:
         if key not in (words := [*FIELDS, *sorted(theirs | known.keys() - set(FIELDS))]):
@@ -303,4 +270,13 @@ def _build(base: Recipe | None, changes: Mapping[str, object]) -> Recipe:
     return Recipe(**values | {key: value for key, value in read.items() if key in FIELDS}, settings=settings)
 
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType({str(row["name"]): _build(None, row) for row in _ROWS})
+def _table() -> dict[str, Recipe]:
+    recipes: dict[str, Recipe] = {}
+    for row in _ROWS:
+        base = recipes.get(str(row.get("base")))
+        parts = {} if base else {"ratio": "token", "surrogate": "clip"}
+        recipes[str(row["name"])] = _build(base, {**parts, **{k: v for k, v in row.items() if k != "base"}})
+    return recipes
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(_table())

@@ -46,13 +46,11 @@ class Responses(NamedTuple):
         return (self.active > 0).double()
 
     def clean(self, values: Tensor, name: str) -> Tensor:
-        """float32 [tokens] with 0 at masked positions, whatever stood there (NaN too); its gradient there is
-        exactly 0."""
+        """float32 [tokens] with 0 at masked positions, whatever stood there (NaN too), and no gradient there."""
         return clean(self.mask, values, name)
 
     def sum(self, values: Tensor) -> Tensor:
-        """float64 [responses]: sum over each response's tokens, without gradient. values: [tokens], 0 where
-        masked."""
+        """float64 [responses]: sum over each response's tokens, without gradient. values: [tokens], 0 where masked."""
         return _sum(values.detach(), self.rows, len(self.active))
 
     def mean(self, values: Tensor) -> Tensor:
@@ -60,8 +58,7 @@ class Responses(NamedTuple):
         return self.sum(values) / self.active.clamp(min=1)
 
     def spread(self, per_response: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[tokens] of this type: each response's value at its tokens, 0 for tokens of none. per_response:
-        [responses], no gradient."""
+        """[tokens] of this type, without gradient: each response's value at its tokens, 0 for tokens of none."""
         if per_response.shape != self.active.shape:
             raise ValueError(f"{list(per_response.shape)} values for {len(self.active)} responses")
         return pad(per_response.detach().to(dtype), (0, 1)).index_select(0, self.rows)

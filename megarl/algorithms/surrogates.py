@@ -103,8 +103,7 @@ def cispo_mask(tokens: Tokens, *, clip_low: ClipLow = 1.0, clip_high: ClipHigh =
     meaning="importance-weighted REINFORCE, PPO's mask on staleness",
 )
 def minirl(tokens: Tokens, *, clip_low: ClipLow = 0.2, clip_high: ClipHigh = 0.27) -> TokenLosses:
-    """Importance-weighted REINFORCE inside PPO's trust region (2512.01374). The mismatch factor is a
-    correction."""
+    """Importance-weighted REINFORCE inside PPO's trust region (2512.01374). The mismatch factor is a correction."""
     return _masked(tokens, tokens.ratio.detach(), clip_low, clip_high)
 
 

@@ -87,14 +87,8 @@ def constant(totals: Totals) -> Tensor:
     return totals.responses * totals.max_length
 
 
-def active_tokens(*, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """int64 [responses]: active tokens of each response."""
-    return Responses.of(mask, cu_seqlens).active.long()
-
-
-def local_totals(*, lengths: Tensor, group_ids: Tensor) -> Totals:
-    """Totals of the responses that this replica brings to one optimizer step, ready to be summed over
-    replicas.
+def local_totals(*, lengths: Tensor, group_ids: Tensor, max_length: int | None = None) -> Totals:
+    """Totals of the responses that this replica brings to one optimizer step, ready to be summed over replicas.
 
     lengths: int [responses], active tokens of each. group_ids: int [responses], any numbers.
     A response without active tokens counts neither as a response nor towards its group. Raises ValueError for
@@ -104,34 +98,18 @@ def local_totals(*, lengths: Tensor, group_ids: Tensor) -> Totals:
         raise ValueError(f"group_ids has shape {list(group_ids.shape)}, lengths {list(lengths.shape)}")
     lengths = lengths.long()
     _, group = torch.unique(group_ids, return_inverse=True)
-    per_group = torch.zeros(len(lengths), dtype=torch.int64, device=lengths.device).index_add(
-        0, group, lengths
-    )
+    per_group = torch.zeros_like(lengths).index_add(0, group, lengths)
     counts = torch.stack([lengths.sum(), (lengths > 0).sum(), (per_group > 0).sum()])
-    return Totals(counts, lengths, per_group[group])
+    return Totals(counts, lengths, per_group[group], max_length)
 
 
-def token_weights(
-    mode: str | Recipe,
-    *,
-    mask: Tensor,
-    cu_seqlens: Tensor,
-    group_ids: Tensor,
-    max_length: int | None = None,
-    totals: Totals | None = None,
-) -> Tensor:
-    """float32 [tokens]: the weight of each token, 0 where masked.
+def token_weights(mode: str | Recipe, responses: Responses, totals: Totals) -> Tensor:
+    """float32 [tokens]: the weight of each token, 0 where masked and where no token is active.
 
     mode: a recipe, or the name of a part without settings (token_mean, group_token_mean, sequence_mean,
-    constant). mask: bool [tokens]. cu_seqlens: [responses + 1]. group_ids: int [responses]. max_length: the
-    generation budget in tokens, for `constant`. totals: the global counts where the batch here is a part of
-    it; None = the batch here is the whole. All weights are 0 where no token is active. Raises UserError for an
-    unknown mode or a missing max_length.
+    constant). totals: the global counts, and the tokens of these responses. Raises UserError for an unknown mode,
+    and for `constant` without a max_length.
     """
-    responses = Responses.of(mask, cu_seqlens)
-    if totals is None:
-        totals = local_totals(lengths=responses.active, group_ids=group_ids)
-    totals = totals._replace(max_length=max_length)
     if isinstance(mode, Recipe):
         denominator = mode.use("weights")(totals)
     else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from megarl.data.files import open_conversations
 from megarl.data.packing import TokenSequence
 from megarl.data.settings import DemonstrationSettings
+from megarl.data.stream import frozen_permutation
 from megarl.data.tokenizer import ChatTokenizer
 
 
@@ -24,7 +25,7 @@ class Demonstrations:
         bounded = settings.model_copy(update={"max_tokens": most})
         self.sequences, self.tally = open_conversations(bounded, tokenizer)
         self.settings = settings
-        self._orders: dict[int, np.ndarray] = {}
+        self._order = lru_cache(maxsize=2)(self._shuffled)
 
     @cached_property
     def identity(self) -> str:
@@ -43,11 +44,7 @@ class Demonstrations:
 
     def _at(self, position: int) -> TokenSequence:
         epoch, place = divmod(position, len(self.sequences))
-        if not self.settings.shuffle:
-            return self.sequences[place]
-        if epoch not in self._orders:
-            digest = hashlib.blake2b(f"{self.settings.seed}/{epoch}".encode(), digest_size=16).digest()
-            # RandomState, not Generator: its streams are frozen, so a resume survives an upgrade of numpy.
-            order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(len(self.sequences))
-            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
-        return self.sequences[self._orders[epoch][place]]
+        return self.sequences[self._order(epoch)[place] if self.settings.shuffle else place]
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        return frozen_permutation(f"{self.settings.seed}/{epoch}", len(self.sequences))

@@ -1,5 +1,4 @@
-"""Questions, conversations and preference pairs in files: rows read, shaped, and every bad one accounted
-for."""
+"""Questions and conversations in files: rows read, shaped, and every bad one accounted for."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from megarl.data.packing import TokenSequence
-from megarl.data.presets import PreferenceRow, RowReader, detect_preset
+from megarl.data.presets import RowReader, detect_preset
 from megarl.data.questions import Question, frame
 from megarl.data.rows import Row
 from megarl.data.settings import DemonstrationSettings, FileSettings, RowSettings, source_name
 from megarl.data.tables import read_rows
-from megarl.data.tokenizer import ChatTokenizer
+from megarl.data.tokenizer import ChatTokenizer, Message
 from megarl.data.values import RowError
 from megarl.errors import UserError
 
@@ -24,7 +23,6 @@ KEPT_PROBLEMS = 20  # bad rows that are kept to be shown; all are counted
 BATCH = 1024  # rows encoded at once
 
 Shaped = TypeVar("Shaped")
-Progress = Callable[[str, int, int | None], None]  # (what, done, total or None)
 
 
 @dataclass
@@ -45,13 +43,8 @@ class Tally:
 
 def open_rows(settings: RowSettings) -> Iterator[Row]:
     """All rows of a source, the unreadable among them."""
-    return read_rows(
-        Path(settings.path).expanduser(),
-        format=settings.format,
-        split=settings.split,
-        delimiter=settings.delimiter,
-        max_row_bytes=settings.max_row_bytes,
-    )
+    how = settings.model_dump(include={"format", "split", "delimiter", "max_row_bytes"})
+    return read_rows(Path(settings.path).expanduser(), **how)
 
 
 def shaped_rows(
@@ -84,8 +77,7 @@ def _hint(settings: RowSettings, row: Row) -> str:
 
 
 def row_reader(settings: RowSettings) -> RowReader:
-    """How these rows are read. Raises UserError if neither a preset nor a column says where the question
-    is."""
+    """How these rows are read. Raises UserError if neither a preset nor a column says where the question is."""
     if settings.preset is None and not settings.columns:
         raise UserError(f"{settings.path}: set preset, or columns.question (and columns.answer).")
     columns = {str(role): column for role, column in settings.columns.items()}
@@ -116,88 +108,40 @@ class FileQuestions:
             )
 
 
-@dataclass(frozen=True)
-class PreferencePair:
-    """The same prompt with two answers, of which the first is preferred; both end with EOS."""
-
-    chosen: TokenSequence
-    rejected: TokenSequence
-
-
 def open_conversations(
-    settings: DemonstrationSettings, tokenizer: ChatTokenizer, progress: Progress | None = None
+    settings: DemonstrationSettings, tokenizer: ChatTokenizer
 ) -> tuple[list[TokenSequence], Tally]:
     """Conversations to learn from, encoded; all assistant turns are learned. None is cut.
 
     The tally counts rows, malformed, overlong, train. Raises UserError if none is left.
     """
-    read = row_reader(settings).chat
-    return _encoded(settings, read, tokenizer.encode_chats, lambda s: s.tokens, progress)
-
-
-def open_preferences(
-    settings: DemonstrationSettings, tokenizer: ChatTokenizer, progress: Progress | None = None
-) -> tuple[list[PreferencePair], Tally]:
-    """Preference pairs, encoded; a pair is overlong if either side is. Counts and errors as for
-    conversations."""
-
-    def encode(rows: Sequence[PreferenceRow]) -> list[PreferencePair]:
-        prompts = [tokenizer.encode_prompt(row.prompt)[0] for row in rows]
-        return [
-            PreferencePair(
-                tokenizer.encode_demonstration(prompt, row.chosen),
-                tokenizer.encode_demonstration(prompt, row.rejected),
-            )
-            for prompt, row in zip(prompts, rows, strict=True)
-        ]
-
-    def longest(pair: PreferencePair) -> int:
-        return max(pair.chosen.tokens, pair.rejected.tokens)
-
-    return _encoded(settings, row_reader(settings).preference, encode, longest, progress)
-
-
-Encoded = TypeVar("Encoded")
-
-
-def _encoded(
-    settings: DemonstrationSettings,
-    shape: Callable[[Mapping[str, Any]], Shaped],
-    encode: Callable[[Sequence[Shaped]], list[Encoded]],
-    tokens: Callable[[Encoded], int],
-    progress: Progress | None,
-) -> tuple[list[Encoded], Tally]:
     tally, kept = Tally(), []
-    rows = shaped_rows(settings, shape, tally)
+    rows = shaped_rows(settings, row_reader(settings).chat, tally)
     while batch := list(islice(rows, BATCH)):
-        for (row, _), encoded in zip(batch, _encode_rows(batch, encode), strict=True):
-            if settings.max_tokens is None or tokens(encoded) <= settings.max_tokens:
-                kept.append(encoded)
+        for (row, _), sequence in zip(batch, _encode(batch, tokenizer), strict=True):
+            if settings.max_tokens is None or sequence.tokens <= settings.max_tokens:
+                kept.append(sequence)
             elif settings.overlong == "skip":
                 tally.counts["overlong"] += 1
             else:
                 raise UserError(
-                    f"{row.place}: {tokens(encoded)} tokens, max_tokens is {settings.max_tokens}. Raise it, "
+                    f"{row.place}: {sequence.tokens} tokens, max_tokens is {settings.max_tokens}. Raise it, "
                     "or set overlong to 'skip'."
                 )
-        if progress is not None:
-            progress(f"reading {settings.path}", tally.counts["rows"], None)
     tally.counts["train"] = len(kept)
     if not kept:
         raise UserError(f"{settings.path}: nothing to learn from ({tally.summary()}).")
     return kept, tally
 
 
-def _encode_rows(
-    rows: Sequence[tuple[Row, Shaped]], encode: Callable[[Sequence[Shaped]], list[Encoded]]
-) -> list[Encoded]:
-    """Encode rows at once; where that is refused, one after another, to say which row is."""
+def _encode(rows: Sequence[tuple[Row, list[Message]]], tokenizer: ChatTokenizer) -> list[TokenSequence]:
+    """Encode conversations at once; where that is refused, one after another, to say which row is."""
     try:
-        return encode([shaped for _, shaped in rows])
+        return tokenizer.encode_chats([chat for _, chat in rows])
     except UserError:
-        for row, shaped in rows:
+        for row, chat in rows:
             try:
-                encode([shaped])
+                tokenizer.encode_chat(chat)
             except UserError as error:
                 raise UserError(f"{row.place}: {error}") from error
         raise

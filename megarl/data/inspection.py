@@ -1,9 +1,7 @@
-"""What is in a file of questions, conversations or pairs, before a run is spent on it: `megarl data inspect
-FILE`."""
+"""What is in a file of questions, conversations or pairs: `megarl data inspect FILE`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from megarl.data import values
-from megarl.data.files import KEPT_PROBLEMS, Progress, open_rows
+from megarl.data.files import KEPT_PROBLEMS, open_rows, row_reader
 from megarl.data.presets import PRESETS, RowReader, detect_preset
 from megarl.data.questions import content_key, frame
 from megarl.data.rows import Row
@@ -32,16 +30,12 @@ SHOWN = 800  # characters of a sample that are shown
 class Report:
     """What `inspect_file` found.
 
-    preset, use: how rows were read (use: prompt, chat or preference); detected: the preset was told by the
-    rows.
-    rows, malformed: rows in all, and those that can't be used. problems: the first of them: file, row,
-    reason.
+    preset, use: how rows were read (use: prompt, chat or preference); detected: the preset was told by the rows.
+    rows, malformed: rows in all, and those that can't be used. problems: the first of them: file, row, reason.
     columns: by name, in how many rows it holds something, and the types it holds there.
-    lengths: min, p50, p90, p99 and max of characters of the bare questions, of tokens of rendered
-    prompts and
-        (chats, pairs) of whole sequences, where a tokenizer was given.
-    duplicates: rows whose question came before (whitespace aside). conflicts: those of them with another
-    answer:
+    lengths: min, p50, p90, p99 and max of characters of the bare questions and, where a tokenizer was given, of
+        tokens of rendered prompts and of whole sequences (chats, pairs).
+    duplicates: rows whose question came before (whitespace aside). conflicts: those of them with another answer:
         (row, earlier row). special_tokens: rows whose text holds one of the tokenizer's special tokens.
     answers: how many answers are of each kind (integer, number, text, list, none).
     verifiers: rows by verifier. samples: the first prompts as rendered, with the answer's beginning.
@@ -63,26 +57,15 @@ class Report:
     verifiers: dict[str, int] = field(default_factory=dict)
     samples: list[tuple[str, str]] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return dataclasses.asdict(self)
-
 
 def inspect_file(
-    path: str | Path,
-    *,
-    tokenizer: ChatTokenizer | None = None,
-    samples: int = 3,
-    progress: Progress | None = None,
-    **settings: Any,
+    path: str | Path, *, tokenizer: ChatTokenizer | None = None, samples: int = 3, **settings: Any
 ) -> Report:
-    """Read every row of a file or folder and report what a run would meet; bad rows are counted, not an
-    error.
+    """Read every row of a file or folder and report what a run would meet; bad rows are counted, not an error.
 
     tokenizer: adds token lengths and prompts as rendered. samples: prompts to show. settings: any of
-    `FileSettings` (preset, columns, verifier, format, split, system, ...); without preset and columns, the
-    first row that fits a preset tells it. Raises UserError for what can't be read at all and for wrong
-    settings.
+    `FileSettings` (preset, columns, verifier, format, split, system, ...); without preset and columns, the first
+    row that fits a preset tells it. Raises UserError for what can't be read at all and for wrong settings.
     """
     try:
         source = FileSettings(path=str(path), **settings)
@@ -92,24 +75,16 @@ def inspect_file(
     look = _Look(Report(str(path), preset=source.preset), source, tokenizer, samples)
     for row in open_rows(source):
         look.row(row)
-        if progress is not None:
-            progress(f"reading {path}", look.report.rows, None)
     return look.finish()
 
 
 def _use(reader: RowReader, row: Mapping[str, Any] | None) -> str:
-    """What rows are for: the preset's use that reads this one; without a preset, by the roles that are
-    set."""
+    """What rows are for: the preset's use that reads this one; without a preset, by the roles that are set."""
     if reader.preset.name not in PRESETS:
         roles = set(reader.columns)
         return "preference" if "chosen" in roles else "chat" if "response" in roles else "prompt"
-    for use in reader.preset.uses if row is not None else ():
-        try:
-            getattr(reader, use)(row)
-        except (RowError, UserError):
-            continue
-        return use
-    return reader.preset.uses[0]
+    found = None if row is None else reader.fitting_use(row)
+    return found or reader.preset.uses[0]
 
 
 class _Look:
@@ -141,11 +116,8 @@ class _Look:
                 self.report.problems.append(f"{row.place}: {error}")
 
     def _read_by(self, preset: str | None, row: Mapping[str, Any] | None) -> None:
-        columns = {str(role): column for role, column in self.source.columns.items()}
-        verifier = self.source.verifier or (
-            PRESETS[preset].verifier if preset and preset in PRESETS else None
-        )
-        self.reader = RowReader(preset, columns, self.source.ground_truth, verifier or NO_VERIFIER)
+        self.reader = row_reader(self.source.model_copy(update={"preset": preset}))
+        self.reader.verifier = self.reader.verifier or NO_VERIFIER
         self.report.use = _use(self.reader, row)
 
     def _columns(self, row: Mapping[str, Any]) -> None:
@@ -183,11 +155,11 @@ class _Look:
             self.answers[_kind(answer)] += 1
             self.verifiers[prompt.verifier] += 1
 
-    def _asked(self, row: Row, asked: str | Sequence[Message], bare: str, answer: str) -> None:
+    def _asked(self, row: Row, asked: Sequence[Message], bare: str, answer: str) -> None:
         rendered = values.all_text(asked)
         if self.tokenizer is not None:
-            ids, rendered = self.tokenizer.encode_prompt(asked)
-            self.measured.setdefault("prompt tokens", []).append(len(ids))
+            rendered = self.tokenizer.render_prompt(asked)
+            self.measured.setdefault("prompt tokens", []).append(len(self.tokenizer.encode(rendered)))
             if any(mark in values.all_text(asked) + answer for mark in self.special):
                 self.report.special_tokens.append(row.number)
         self.measured.setdefault("question characters", []).append(len(bare))

@@ -1,4 +1,4 @@
-"""Packing sequences into micro-batches under a token budget, and moving per-response values in and out.
+"""Packing sequences into micro-batches under a token budget, and per-response values by input position.
 
 No position is spent on padding: a micro-batch holds whole sequences, and attention is kept inside each of
 them by `cu_seqlens`. How sequences are distributed over micro-batches changes nothing but rounding, because
@@ -22,8 +22,7 @@ class TokenSequence:
     """One sequence to train on, whatever made it (a sampled response, a demonstration, one side of a pair).
 
     token_ids: int64 [tokens].
-    loss_mask: bool [tokens]; True = the model is trained to predict this token. The first token is never
-    predicted.
+    loss_mask: bool [tokens]; True = the model is trained to predict this token, which the first one never is.
     """
 
     token_ids: np.ndarray
@@ -52,17 +51,11 @@ class TokenSequence:
     def tokens(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def active_tokens(self) -> int:
-        """Positions that are trained on: the first token has nothing before it that could predict it."""
-        return int(self.loss_mask[1:].sum())
-
 
 def pack(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     """Distribute sequences over micro-batches: best-fit decreasing, deterministic, O(n log n) comparisons.
 
-    lengths: tokens of each sequence. token_budget: tokens of a micro-batch; a longer sequence gets one of
-    its own.
+    lengths: tokens of each sequence. token_budget: tokens of a micro-batch; a longer sequence gets one of its own.
     Returns lists of indices into `lengths`, ascending inside a list, every index exactly once. The fullest
     micro-batch comes first (ties: the one that holds the earliest sequence), so that replicas which walk
     their lists in step meet micro-batches of like size, and memory is at its peak on the first one.
@@ -129,22 +122,15 @@ def micro_batch_count(sequences: Sequence[Sample | TokenSequence], token_budget:
 
 
 def make_micro_batches(
-    sequences: Sequence[Sample | TokenSequence],
-    token_budget: int,
-    count: int | None = None,
-    *,
-    pad_token_id: int = 0,
+    sequences: Sequence[Sample | TokenSequence], token_budget: int, count: int | None = None
 ) -> tuple[MicroBatch, ...]:
     """Pack samples or token sequences; every one lands in exactly one micro-batch, none is cut or dropped.
 
     sequences: `rows` of the micro-batches index this list.
-    token_budget: tokens of a micro-batch (prompt and response); a longer sequence gets a micro-batch of its
-    own.
-    count: make exactly this many, so that all replicas make equally many calls of the model: micro-batches
-    are split
-        further, and once each holds one sequence, fillers are added at the end. Raises ValueError if more
+    token_budget: tokens of a micro-batch (prompt and response); a longer sequence gets a micro-batch of its own.
+    count: make exactly this many, so that all replicas make equally many calls of the model: micro-batches are
+        split further, and once each holds one sequence, fillers are added at the end. Raises ValueError if more
         are needed.
-    pad_token_id: the token of a filler; any id the embedding holds.
     """
     lengths = [s.tokens for s in sequences]
     packed = pack(lengths, token_budget)
@@ -152,7 +138,7 @@ def make_micro_batches(
         packed = split_to_count(packed, lengths, count)
     made = [_micro_batch(sequences, rows) for rows in packed]
     missing = 0 if count is None else count - len(made)
-    return (*made, *(filler_micro_batch(pad_token_id) for _ in range(missing)))
+    return (*made, *(_filler() for _ in range(missing)))
 
 
 def _micro_batch(sequences: Sequence[Sample | TokenSequence], rows: Sequence[int]) -> MicroBatch:
@@ -176,11 +162,10 @@ def _micro_batch(sequences: Sequence[Sample | TokenSequence], rows: Sequence[int
     )
 
 
-def filler_micro_batch(pad_token_id: int = 0) -> MicroBatch:
-    """A micro-batch of no sequences: one masked padding token, which attention sees as a sequence of length
-    1."""
+def _filler() -> MicroBatch:
+    """A micro-batch of no sequences: one masked token 0, which attention sees as a sequence of length 1."""
     return MicroBatch(
-        token_ids=torch.tensor([pad_token_id]),
+        token_ids=torch.zeros(1, dtype=torch.int64),
         position_ids=torch.zeros(1, dtype=torch.int64),
         labels=torch.zeros(1, dtype=torch.int64),
         mask=torch.zeros(1, dtype=torch.bool),
@@ -190,8 +175,7 @@ def filler_micro_batch(pad_token_id: int = 0) -> MicroBatch:
 
 
 def response_positions(micro_batch: MicroBatch, samples: Sequence[Sample]) -> torch.Tensor:
-    """Input positions that predict the response tokens: int64 [response tokens of the micro-batch], in row
-    order.
+    """Input positions that predict response tokens: int64 [response tokens of the micro-batch], in row order.
 
     Response token `j` after `p` prompt tokens is predicted at position `p + j - 1` of its sequence.
     """
@@ -204,18 +188,14 @@ def response_positions(micro_batch: MicroBatch, samples: Sequence[Sample]) -> to
 
 
 def scatter_response(
-    micro_batch: MicroBatch,
-    samples: Sequence[Sample],
-    values: Sequence[np.ndarray | torch.Tensor],
-    *,
-    fill: float = 0.0,
+    micro_batch: MicroBatch, samples: Sequence[Sample], values: Sequence[np.ndarray | torch.Tensor]
 ) -> torch.Tensor:
     """Per-response vectors as one vector by input position.
 
     samples: what the micro-batch's rows index. values: one vector [response_tokens] for each sample, in
     their order (for example each sample's engine log-probabilities). Returns [tokens] of the values' dtype
-    (float32 for a filler), `fill` where no response token is predicted. Raises ValueError naming the sample
-    whose vector has a wrong length.
+    (float32 for a filler), 0 where no response token is predicted. Raises ValueError naming the sample whose
+    vector has a wrong length.
     """
     chosen = []
     for row in micro_batch.rows.tolist():
@@ -227,19 +207,5 @@ def scatter_response(
             )
         chosen.append(value)
     flat = torch.cat(chosen) if chosen else torch.empty(0)
-    out = torch.full((micro_batch.tokens,), fill, dtype=flat.dtype, device=flat.device)
+    out = torch.zeros(micro_batch.tokens, dtype=flat.dtype, device=flat.device)
     return out.index_copy(0, response_positions(micro_batch, samples).to(flat.device), flat)
-
-
-def gather_response(
-    micro_batch: MicroBatch, samples: Sequence[Sample], vector: torch.Tensor
-) -> list[torch.Tensor]:
-    """The inverse of `scatter_response`: [tokens] by input position -> one [response_tokens] for each row,
-    in row order.
-
-    Keeps the gradient.
-    """
-    if vector.shape[:1] != (micro_batch.tokens,):
-        raise ValueError(f"a vector of {len(vector)} positions was given for {micro_batch.tokens} tokens")
-    flat = vector[response_positions(micro_batch, samples).to(vector.device)]
-    return list(flat.split([len(samples[row].response_ids) for row in micro_batch.rows.tolist()]))

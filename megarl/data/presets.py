@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,7 @@ from megarl.errors import UserError, did_you_mean
 class Preset:
     """How one shape of rows is read.
 
-    columns: by role (question, messages, answer, response, chosen, rejected) the columns that may hold it;
-    the
+    columns: by role (question, messages, answer, response, chosen, rejected) the columns that may hold it; the
         first that a row has wins, and a dotted name looks inside an object.
     uses: what such rows are for: methods of `RowReader`.
     read: by column, what makes its value the answer; a column that is not listed holds the answer itself.
@@ -143,9 +143,9 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class PromptRow:
-    """asked: text or messages; bare: the words that identify it; verifier and ground_truth as in `Prompt`."""
+    """asked: the conversation so far; bare: the words that identify it; verifier and ground_truth as in `Prompt`."""
 
-    asked: str | list[Message]
+    asked: list[Message]
     bare: str
     verifier: str
     ground_truth: Mapping[str, Any]
@@ -184,6 +184,14 @@ class RowReader:
         self.verifier = verifier or self.preset.verifier
         self._required = set(columns or {}) | (set(self.preset.columns) - self.preset.optional)
 
+    def fitting_use(self, row: Mapping[str, Any]) -> str | None:
+        """The first of the preset's uses that reads this row, or None."""
+        for use in self.preset.uses:
+            with suppress(RowError, UserError):
+                getattr(self, use)(row)
+                return use
+        return None
+
     def prompt(self, row: Mapping[str, Any]) -> PromptRow:
         asked = self._asked(row)
         verifier = self.verifier
@@ -200,9 +208,8 @@ class RowReader:
             chat: list[Message] = list(values.messages(value, repr(column)))
         else:
             asked = self._asked(row)
-            chat = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
             column, value = self._value(row, "response")
-            chat = [*chat, {"role": "assistant", "content": values.text(value, repr(column))}]
+            chat = [*asked, {"role": "assistant", "content": values.text(value, repr(column))}]
         if chat[-1]["role"] != "assistant":
             raise RowError(f"{column!r} ends with a message of the {chat[-1]['role']}, not of the assistant")
         return chat
@@ -217,22 +224,21 @@ class RowReader:
             if {one[-1]["role"], other[-1]["role"]} != {"assistant"}:
                 raise RowError("'chosen' and 'rejected' must end with the assistant's message")
             shared, chosen, rejected = list(one[:-1]), one[-1]["content"], other[-1]["content"]
-        prompt = shared
-        if not prompt:
-            asked = self._asked(row)
-            prompt = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+        prompt = shared or self._asked(row)
         chosen, rejected = values.text(chosen, "'chosen'"), values.text(rejected, "'rejected'")
         if chosen == rejected:
             raise RowError("'chosen' and 'rejected' are the same")
         return PreferenceRow(prompt, chosen, rejected)
 
-    def _asked(self, row: Mapping[str, Any]) -> str | list[Message]:
+    def _asked(self, row: Mapping[str, Any]) -> list[Message]:
         if "question" not in self.columns and "messages" in self.columns:
             column, value = self._value(row, "messages")
             return values.before_answer(values.messages(value, repr(column)))
         column, value = self._value(row, "question")
-        asked = values.question(value, repr(column))
-        return self.preset.compose(row, asked) if isinstance(asked, str) else list(asked)
+        asked: list[Message] = list(values.question(value, repr(column)))
+        if isinstance(value, str):
+            return [{"role": "user", "content": self.preset.compose(row, value)}]
+        return asked
 
     def _ground_truth(self, row: Mapping[str, Any]) -> dict[str, Any]:
         ground_truth: dict[str, Any] = {}
@@ -265,12 +271,4 @@ class RowReader:
 
 def detect_preset(row: Mapping[str, Any]) -> str | None:
     """The first preset of the table that reads this row, or None."""
-    for name, preset in PRESETS.items():
-        reader = RowReader(name, verifier="any")
-        for use in preset.uses:
-            try:
-                getattr(reader, use)(row)
-            except (RowError, UserError):
-                continue
-            return name
-    return None
+    return next((name for name in PRESETS if RowReader(name, verifier="any").fitting_use(row)), None)

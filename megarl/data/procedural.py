@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from numpy.random import MT19937, mtrand
@@ -26,11 +26,10 @@ SPARES = 8  # candidates each slot has in that dataset
 
 
 class ReasoningGymQuestions:
-    """The questions of one task by index.
+    """The questions of one task.
 
-    `question(index)`, or iterate: of a finite source, item `index` of `create_dataset(task, seed=seed,
-    size=size)`. `candidate(slot, attempt)`: of an endless source; slots are independent, so a replica makes
-    only its own.
+    Iterated, those of a finite source: the items of `create_dataset(task, seed=seed, size=size)`.
+    `candidate(slot, attempt)`: of an endless source; slots are independent, so a replica makes only its own.
     Raises UserError for an unknown task and for parameters the task refuses.
     """
 
@@ -39,29 +38,27 @@ class ReasoningGymQuestions:
         self.name = source_name(settings)
         self.size = settings.size
         self._scratch = MT19937(0)
-        self._datasets: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._dataset = lru_cache(maxsize=16)(self._make)
         parts = settings.params.get("datasets") if settings.task == "composite" else None
         self._configs: dict[Any, Any] = {settings.task: dict(settings.params)}
         if isinstance(parts, list):
             self._configs = {p.get("name"): p.get("config", {}) for p in parts if isinstance(p, dict)}
-        self._make(settings.seed, settings.size or CHUNK)  # refuse wrong settings now, not at the first draw
+        self._dataset(
+            settings.seed, settings.size or CHUNK
+        )  # refuse wrong settings now, not at the first draw
 
     def __iter__(self) -> Iterator[Question]:
         """All questions of a finite source."""
-        return (self.question(i) for i in range(self.size or 0))
-
-    def question(self, index: int) -> Question:
         assert self.size is not None
-        dataset = self._dataset(0, 0, self.settings.seed, self.size)
-        return self._question(dataset, index, f"{self.name}/{index}")
+        dataset = self._dataset(self.settings.seed, self.size)
+        return (self._question(dataset, i, f"{self.name}/{i}") for i in range(self.size))
 
     def candidate(self, slot: int, attempt: int) -> Question:
         chunk, row = divmod(slot, CHUNK)
         again, spare = divmod(attempt, SPARES)
-        dataset = self._dataset(chunk, again, _derived_seed(self.settings.seed, chunk, again), CHUNK * SPARES)
-        return self._question(
-            dataset, spare * CHUNK + row, f"{self.name}/{slot}" + (f".{attempt}" if attempt else "")
-        )
+        dataset = self._dataset(_derived_seed(self.settings.seed, chunk, again), CHUNK * SPARES)
+        question_id = f"{self.name}/{slot}" + (f".{attempt}" if attempt else "")
+        return self._question(dataset, spare * CHUNK + row, question_id)
 
     def _question(self, dataset: Any, index: int, question_id: str) -> Question:
         kept = mtrand.get_bit_generator()  # pool_matrix reseeds numpy's global generator
@@ -74,20 +71,11 @@ class ReasoningGymQuestions:
         config = self._configs.get(task)  # some scorers read it: decimal places, for example
         return Question(
             question_id=question_id,
-            messages=frame(entry["question"], self.settings),
+            messages=frame([{"role": "user", "content": entry["question"]}], self.settings),
             content=entry["question"],
             verifier=VERIFIER,
             ground_truth={"dataset": task, "entry": entry, **({"config": config} if config else {})},
         )
-
-    def _dataset(self, chunk: int, again: int, seed: int, size: int) -> Any:
-        key = (chunk, again)
-        if key not in self._datasets:
-            self._datasets[key] = self._make(seed, size)
-            if len(self._datasets) > 16:
-                self._datasets.popitem(last=False)
-        self._datasets.move_to_end(key)
-        return self._datasets[key]
 
     def _make(self, seed: int, size: int) -> Any:
         import reasoning_gym

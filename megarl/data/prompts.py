@@ -1,36 +1,20 @@
-"""From settings to prompts: open the sources, hold questions out, encode, filter by length, and count it
-all."""
+"""From settings to prompts: open the sources, hold questions out, encode, filter by length, and count it all."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megarl.data.files import FileQuestions, Progress, Tally
+from megarl.data.files import FileQuestions, Tally
 from megarl.data.procedural import VERIFIER, ReasoningGymQuestions
 from megarl.data.questions import Question, content_key, is_held_out
-from megarl.data.settings import (
-    DataSettings,
-    FileSettings,
-    ReasoningGymSettings,
-    Source,
-    source_name,
-)
-from megarl.data.stream import FinitePool, Pool, PromptStream
+from megarl.data.settings import DataSettings, FileSettings, ReasoningGymSettings, Source, source_name
+from megarl.data.stream import Pool, PromptStream
 from megarl.data.tokenizer import ChatTokenizer
 from megarl.errors import UserError
 from megarl.records import Prompt
-
-__all__ = [
-    "EndlessPool",
-    "FinitePool",
-    "Progress",
-    "PromptData",
-    "PromptStream",
-    "open_prompts",
-]
 
 BATCH = 1024  # prompts encoded at once
 ATTEMPTS = 400  # candidates tried for one slot of an endless source
@@ -43,10 +27,8 @@ FRUITLESS = 200  # held-out candidates in a row that bring no new prompt before 
 class PromptData:
     """Prompts to train on, in pools, and to evaluate on.
 
-    heldout: prompts by name: each source's split (under the source's name, if it has any) and each
-    evaluation.
-    counts: by source: rows, and how many of them were malformed, duplicate, leaked, held_out, overlong,
-    train.
+    heldout: prompts by name: each source's split (under the source's name, if it has any) and each evaluation.
+    counts: by source: rows, and how many of them were malformed, duplicate, leaked, held_out, overlong, train.
     """
 
     pools: tuple[Pool, ...]
@@ -123,18 +105,17 @@ class _Rules:
             raise UserError(f"question {question.question_id!r}: {error}") from error
 
 
-class EndlessPool:
-    """Training prompts of an endless source: slot `s` is the first usable candidate for its question
-    `start + s`."""
+class _Endless:
+    """Prompts of an endless source: slot `s` is the first usable candidate for its question `start + s`."""
 
-    size: int | None = None
-    verifiers = frozenset({VERIFIER})
-
-    def __init__(self, questions: ReasoningGymQuestions, rules: _Rules, weight: float) -> None:
-        self.name, self.weight = questions.name, weight
+    def __init__(self, questions: ReasoningGymQuestions, rules: _Rules) -> None:
+        self.name = questions.name
         self._questions, self._rules = questions, rules
-        what = questions.settings.model_dump_json() + rules.settings.heldout.model_dump_json()
-        self.identity = f"endless {hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}"
+
+    def pool(self, weight: float) -> Pool:
+        what = self._questions.settings.model_dump_json() + self._rules.settings.heldout.model_dump_json()
+        identity = f"endless {hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}"
+        return Pool(self.name, None, weight, identity, frozenset({VERIFIER}), self.prompt)
 
     def prompt(self, slot: int) -> Prompt:
         reasons: Counter[str] = Counter()
@@ -181,13 +162,10 @@ class EndlessPool:
         return list(found.values())
 
 
-def open_prompts(
-    settings: DataSettings, tokenizer: ChatTokenizer, progress: Progress | None = None
-) -> PromptData:
+def open_prompts(settings: DataSettings, tokenizer: ChatTokenizer) -> PromptData:
     """Open all sources. Finite ones are read, split, encoded and filtered here, once; endless ones as drawn.
 
-    progress: told what is being read and how far it is. Raises UserError for anything the user can mend; in
-    particular, if a source has nothing left to train on.
+    Raises UserError for anything the user can mend; in particular, if a source has nothing left to train on.
     """
     tallies: dict[str, Tally] = {}
     held_out: dict[str, tuple[Prompt, ...]] = {}
@@ -196,7 +174,7 @@ def open_prompts(
     for name, evaluation in settings.evaluations.items():
         tallies[name] = Tally()
         source = evaluation.model_copy(update={"name": name})
-        held_out[name] = _open_evaluation(source, plain, evaluation_keys, tallies[name], progress)
+        held_out[name] = _open_evaluation(source, plain, evaluation_keys, tallies[name])
     rules = _Rules(settings, tokenizer, evaluation_keys)
     pools: list[Pool] = []
     seen: set[bytes] = set()
@@ -204,12 +182,12 @@ def open_prompts(
         name = source_name(source)
         tallies[name] = Tally()
         if isinstance(source, ReasoningGymSettings) and source.size is None:
-            endless = EndlessPool(ReasoningGymQuestions(source), rules, source.weight)
-            pools.append(endless)
+            endless = _Endless(ReasoningGymQuestions(source), rules)
+            pools.append(endless.pool(source.weight))
             split = endless.held_out(settings.heldout.count) if settings.heldout.fraction else []
             tallies[name].counts["held_out"] = len(split)
         else:
-            finite, split = _open_finite(source, rules, seen, tallies[name], progress)
+            finite, split = _open_finite(source, rules, seen, tallies[name])
             pools.append(finite)
         if split:
             held_out[name] = tuple(split)
@@ -224,12 +202,12 @@ def open_prompts(
 
 
 def _open_evaluation(
-    source: Source, rules: _Rules, keys: dict[bytes, str], tally: Tally, progress: Progress | None
+    source: Source, rules: _Rules, keys: dict[bytes, str], tally: Tally
 ) -> tuple[Prompt, ...]:
     name = source_name(source)
     if isinstance(source, ReasoningGymSettings) and source.size is None:
         raise UserError(f"evaluation {name!r} is endless: set its size.")
-    questions = list(_questions(source, tally, progress))
+    questions = list(_questions(source, tally))
     keys.update({content_key(question.content): name for question in questions})
     prompts = _fitting(questions, rules, tally.counts, "overlong")
     tally.counts["held_out"] = len(prompts)
@@ -238,15 +216,12 @@ def _open_evaluation(
     return tuple(prompts)
 
 
-def _open_finite(
-    source: Source, rules: _Rules, seen: set[bytes], tally: Tally, progress: Progress | None
-) -> tuple[FinitePool, list[Prompt]]:
-    """The training pool of a finite source and its held-out prompts; `seen` collects the keys of all
-    sources."""
+def _open_finite(source: Source, rules: _Rules, seen: set[bytes], tally: Tally) -> tuple[Pool, list[Prompt]]:
+    """The training pool of a finite source and its held-out prompts; `seen` collects the keys of all sources."""
     kept: list[Question] = []
     kept_keys: set[bytes] = set()
     split: dict[bytes, Question] = {}
-    for question in _questions(source, tally, progress):
+    for question in _questions(source, tally):
         key = content_key(question.content)
         if key in seen and rules.settings.duplicates == "drop":
             tally.counts["duplicate"] += 1
@@ -268,7 +243,7 @@ def _open_finite(
         raise UserError(f"source {name!r} has no prompt to train on ({tally.summary()}).")
     # Keys are hashes, so the least ones are a fair sample, and the same one each time.
     chosen = [split[key] for key in sorted(split)][: rules.settings.heldout.count]
-    return FinitePool(name, train, source.weight), _fitting(chosen, rules, tally.counts, "overlong_held_out")
+    return Pool.of(name, train, source.weight), _fitting(chosen, rules, tally.counts, "overlong_held_out")
 
 
 def _fitting(
@@ -281,16 +256,11 @@ def _fitting(
     return fitting
 
 
-def _questions(source: Source, tally: Tally, progress: Progress | None) -> Iterator[Question]:
-    """The questions of a finite source, counted (bad rows too) and reported."""
+def _questions(source: Source, tally: Tally) -> Iterator[Question]:
+    """The questions of a finite source, counted, bad rows too."""
     if isinstance(source, FileSettings):
-        questions: Iterable[Question] = FileQuestions(source, tally)
-        total = None
-    else:
-        questions, total = ReasoningGymQuestions(source), source.size
-    for number, question in enumerate(questions, start=1):
-        if total is not None:
-            tally.counts["rows"] += 1
+        yield from FileQuestions(source, tally)
+        return
+    for question in ReasoningGymQuestions(source):
+        tally.counts["rows"] += 1
         yield question
-        if progress is not None:
-            progress(f"reading {source_name(source)}", number, total)

@@ -18,8 +18,7 @@ class Question:
 
     question_id: `"<source>/<row>"`, the same in every run.
     messages: the conversation up to where the assistant answers, framing included.
-    content: the bare question without framing; two questions of equal content (whitespace aside) are the
-    same.
+    content: the bare question without framing; two questions of equal content (whitespace aside) are the same.
     verifier, ground_truth: as in `Prompt`.
     """
 
@@ -30,14 +29,10 @@ class Question:
     ground_truth: Mapping[str, Any]
 
 
-def normalised(text: str) -> str:
-    """Unicode NFC with every run of whitespace as one space and none at the ends."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
 def content_key(text: str) -> bytes:
-    """16 bytes by which a question is recognised: BLAKE2b of its normalised text."""
-    return hashlib.blake2b(normalised(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    """16 bytes by which a question is recognised: BLAKE2b of its text in Unicode NFC, whitespace aside."""
+    plain = " ".join(unicodedata.normalize("NFC", text).split())
+    return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:
@@ -49,13 +44,11 @@ def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:
     return int.from_bytes(digest, "big") < fraction * 2**64
 
 
-def frame(messages: Sequence[Message] | str, framing: Framing) -> tuple[Message, ...]:
-    """Put the system message, prefix and suffix around a question; a string is one user message.
+def frame(messages: Sequence[Message], framing: Framing) -> tuple[Message, ...]:
+    """Put the system message, prefix and suffix around a question.
 
     A system message of the row itself stays and the framing's is not added.
     """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
     framed = [dict(m) for m in messages]
     last_user = max((i for i, m in enumerate(framed) if m["role"] == "user"), default=None)
     if last_user is not None:

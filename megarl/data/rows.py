@@ -59,8 +59,7 @@ def json_line_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
 
 
 def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
-    """A JSON array of objects, an object that holds one (`{"data": [...]}`), or JSON lines by another
-    name."""
+    """A JSON array of objects, an object that holds one (`{"data": [...]}`), or JSON lines by another name."""
     if _begins_json_lines(path, max_row_bytes):
         yield from json_line_rows(path, max_row_bytes)
         return
@@ -95,8 +94,7 @@ def _list_inside(document: dict[str, Any]) -> list[Any]:
 
 
 def csv_rows(path: Path, max_row_bytes: int, delimiter: str = ",") -> Iterator[Row]:
-    """CSV with a header; every value stays text. A row with more or fewer fields than the header is a
-    problem."""
+    """CSV with a header; every value stays text. A row with more or fewer fields than the header is a problem."""
     limit = csv.field_size_limit(max_row_bytes)  # a setting of the process: put back below
     try:
         with _opened(path) as file:

@@ -152,7 +152,7 @@ class DataSettings(Section):
 
 
 class DemonstrationSettings(RowSettings):
-    """Conversations, or pairs of a chosen and a rejected answer, to learn from."""
+    """Conversations to learn from."""
 
     shuffle: bool = Field(default=True, description="Shuffle each epoch; False keeps the rows' own order.")
     seed: int = Field(default=0, ge=0, description="Seed of the order of the rows.")

@@ -1,18 +1,15 @@
-"""The order in which prompts are drawn: mixed by weight, shuffled by epoch, shared out to replicas,
-resumable.
+"""The order in which prompts are drawn: mixed by weight, shuffled by epoch, shared out to replicas, resumable.
 
-All replicas walk one global order and each takes its block of every draw, so a step's prompts are the same
-set for
-any number of replicas, and the state names no replica: it is equal on all of them after every step.
+All replicas walk one global order and each takes its block of every draw, so a step's prompts are the same set
+for any number of replicas, and the state names no replica: it is equal on all of them after every step.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,75 +19,48 @@ from megarl.records import Prompt
 STATE_FORMAT = 1
 
 
-class Pool(Protocol):
-    """The usable training prompts of one source. size None: endless, any slot has a prompt.
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The usable training prompts of one source.
 
+    size: None = endless, any slot has a prompt. weight: share of the prompts, relative to the other pools.
     identity: changes when the prompts do; a stream resumes only on the pools it was saved with.
-    verifiers: every verifier that a prompt of the pool may name.
+    verifiers: every verifier that a prompt of the pool may name. prompt: gives the prompt of a slot.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int | None: ...
-
-    @property
-    def weight(self) -> float: ...
-
-    @property
-    def identity(self) -> str: ...
-
-    @property
-    def verifiers(self) -> frozenset[str]: ...
-
-    def prompt(self, slot: int) -> Prompt: ...
-
-
-@dataclass(frozen=True, eq=False)
-class FinitePool:
-    """Prompts in memory; the slot is the index."""
-
     name: str
-    prompts: Sequence[Prompt]
-    weight: float = 1.0
+    size: int | None
+    weight: float
+    identity: str
+    verifiers: frozenset[str]
+    prompt: Callable[[int], Prompt]
 
-    @property
-    def size(self) -> int:
-        return len(self.prompts)
-
-    @cached_property
-    def identity(self) -> str:
+    @classmethod
+    def of(cls, name: str, prompts: Sequence[Prompt], weight: float = 1.0) -> Pool:
+        """Make a pool of prompts in memory; the slot is the index."""
         digest = hashlib.blake2b(digest_size=16)
-        for p in self.prompts:
+        for p in prompts:
             digest.update(f"{p.prompt_id}\0{p.text}\0".encode("utf-8", "surrogatepass"))
-        return f"{len(self.prompts)} prompts {digest.hexdigest()}"
-
-    @property
-    def verifiers(self) -> frozenset[str]:
-        return frozenset(p.verifier for p in self.prompts)
-
-    def prompt(self, slot: int) -> Prompt:
-        return self.prompts[slot]
+        identity = f"{len(prompts)} prompts {digest.hexdigest()}"
+        return cls(
+            name, len(prompts), weight, identity, frozenset(p.verifier for p in prompts), prompts.__getitem__
+        )
 
 
 @dataclass
 class _Cursor:
-    """Where one source stands. left_out: not drawn in this epoch; solved: will be left out of the next."""
+    """Where one source stands. order: int64 [prompts], the slots of this epoch; derived, not saved."""
 
     drawn: int = 0
     epoch: int = 0
     offset: int = 0
-    left_out: set[str] = field(default_factory=set)
-    solved: set[str] = field(default_factory=set)
-    order: np.ndarray | None = None  # int64 [slots of this epoch]; derived, not saved
+    order: np.ndarray | None = None
 
 
 class PromptStream:
     """An endless, deterministic stream of prompts; this replica's share of it.
 
-    `next(count)` must be called with the same count on all replicas, and `skip` with the same ids before
-    the next draw (gather them over the data-parallel group). Then `state_dict()` is equal on all replicas,
+    `next(count)` must be called with the same count on all replicas. Then `state_dict()` is equal on all replicas,
     which is worth asserting, and a run may resume with another number of replicas and see the same prompts.
     """
 
@@ -117,41 +87,13 @@ class PromptStream:
         self._seed, self._shuffle = seed, shuffle
         self._replica, self._replicas = replica, replicas
 
-    @property
-    def epochs(self) -> dict[str, int]:
-        """Finished passes over each source (0 for an endless one)."""
-        return {name: c.epoch for name, c in self._cursors.items()}
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """Prompts of each source that this epoch leaves out because the last one solved them."""
-        return {name: len(c.left_out) for name, c in self._cursors.items()}
-
     def next(self, count: int) -> list[Prompt]:
-        """This replica's next `count` prompts: its block of the next `count * replicas` of the global
-        order."""
+        """This replica's next `count` prompts: its block of the next `count * replicas` of the global order."""
         if count < 0:
             raise ValueError(f"can't draw {count} prompts")
         draws = [self._draw() for _ in range(count * self._replicas)]
         mine = draws[self._replica * count : (self._replica + 1) * count]
         return [self._pools[name].prompt(slot) for name, slot in mine]
-
-    def skip(self, prompt_ids: Iterable[str]) -> None:
-        """Leave these prompts out of their source's next epoch (SRPO's history resampling, arXiv:2504.14286).
-
-        Meant for prompts that all responses solved. A prompt left out of one epoch is back in the one
-        after. An epoch that would be empty is run in full. Ids of endless sources are ignored: they never
-        come again.
-        Raises ValueError for an id of no source.
-        """
-        for prompt_id in prompt_ids:
-            name = prompt_id.partition("/")[0]  # a source's name holds no slash, a row's file may
-            if name not in self._pools:
-                raise ValueError(
-                    f"prompt {prompt_id!r} is of no source of this stream ({', '.join(self._pools)})"
-                )
-            if self._pools[name].size is not None:
-                self._cursors[name].solved.add(prompt_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, JSON-able, the same on all replicas."""
@@ -165,16 +107,13 @@ class PromptStream:
                     "drawn": c.drawn,
                     "epoch": c.epoch,
                     "offset": c.offset,
-                    "left_out": sorted(c.left_out),
-                    "solved": sorted(c.solved),
                 }
                 for name, c in self._cursors.items()
             },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Raises UserError if seed, sources or their prompts are
-        others."""
+        """Go on where `state_dict` was taken. Raises UserError if seed, sources or their prompts are others."""
         if state.get("format") != STATE_FORMAT:
             raise UserError(f"prompt stream: a state of format {state.get('format')!r} can't be read here.")
         saved: Mapping[str, Any] = state["sources"]
@@ -185,13 +124,7 @@ class PromptStream:
                 "the checkpoint's weights."
             )
         for name, entry in saved.items():
-            self._cursors[name] = _Cursor(
-                drawn=entry["drawn"],
-                epoch=entry["epoch"],
-                offset=entry["offset"],
-                left_out=set(entry["left_out"]),
-                solved=set(entry["solved"]),
-            )
+            self._cursors[name] = _Cursor(entry["drawn"], entry["epoch"], entry["offset"])
 
     def _change_since(self, state: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
         if (state["seed"], state["shuffle"]) != (self._seed, self._shuffle):
@@ -214,29 +147,25 @@ class PromptStream:
             cursor.offset += 1
             return name, cursor.offset - 1
         if cursor.order is None:
-            cursor.order = self._order(pool, cursor)
-        if cursor.offset == len(cursor.order):
+            cursor.order = self._order(pool, cursor.epoch)
+        if cursor.offset == pool.size:
             cursor.epoch, cursor.offset = cursor.epoch + 1, 0
-            cursor.left_out, cursor.solved = cursor.solved, set()
-            cursor.order = self._order(pool, cursor)
+            cursor.order = self._order(pool, cursor.epoch)
         cursor.offset += 1
         return name, int(cursor.order[cursor.offset - 1])
 
-    def _order(self, pool: Pool, cursor: _Cursor) -> np.ndarray:
-        """Slots of the cursor's epoch, int64 [prompts not left out]."""
+    def _order(self, pool: Pool, epoch: int) -> np.ndarray:
+        """int64 [prompts]: the slots of a finite pool in the order of this epoch."""
         assert pool.size is not None
-        order = np.arange(pool.size)
         if self._shuffle:
-            digest = hashlib.blake2b(
-                f"{self._seed}/{pool.name}/{cursor.epoch}".encode(), digest_size=16
-            ).digest()
-            # RandomState, not Generator: its streams are frozen, so a resume survives an upgrade of numpy.
-            order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(pool.size)
-        if cursor.left_out:
-            kept = np.fromiter(
-                (pool.prompt(int(slot)).prompt_id not in cursor.left_out for slot in order), bool, len(order)
-            )
-            if kept.any():
-                return order[kept]
-            cursor.left_out = set()
-        return order
+            return frozen_permutation(f"{self._seed}/{pool.name}/{epoch}", pool.size)
+        return np.arange(pool.size)
+
+
+def frozen_permutation(name: str, count: int) -> np.ndarray:
+    """int64 [count]: an order that depends on nothing but its name.
+
+    Of RandomState, not Generator: its streams are frozen, so a resume survives an upgrade of numpy.
+    """
+    digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+    return np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(count)

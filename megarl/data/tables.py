@@ -1,5 +1,4 @@
-"""Where the rows of a source are: a file, a folder of files, or a folder written by Hugging Face
-`datasets`."""
+"""Where the rows of a source are: a file, a folder of files, or a folder written by Hugging Face `datasets`."""
 
 from __future__ import annotations
 
@@ -22,6 +21,7 @@ FORMATS = {
     ".arrow": "arrow",
 }
 _READABLE = ", ".join(dict.fromkeys(kind for kind in FORMATS.values() if kind != "arrow"))
+NO_DATA = ("dataset_infos.json", "dataset_info.json", "state.json", "config.json")
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 
 
@@ -69,10 +69,9 @@ def _rows(
 
 def file_format(path: Path) -> str:
     """The format that a file's name promises. Raises UserError for an unknown ending."""
-    name = path.with_suffix("") if path.suffix == ".gz" else path
-    found = FORMATS.get(name.suffix.lower())
+    ending, found = _ending(path)
     if found is None:
-        raise UserError(f"{path}: unknown ending {name.suffix!r}. Set format to one of {_READABLE}.")
+        raise UserError(f"{path}: unknown ending {ending!r}. Set format to one of {_READABLE}.")
     if found == "arrow":
         raise UserError(
             f"{path}: a part of a folder that `save_to_disk` wrote. Name the folder, not a file in it."
@@ -86,17 +85,19 @@ def source_files(path: Path, format: str | None = None, split: str | None = None
         return [path]
     if not os.path.isdir(path):
         raise UserError(f"{path}: no such file or folder.")
-    found = [
+    files = [
         file
         for file in sorted(path.rglob("*"))
         if file.is_file()
         and not any(part.startswith(".") for part in file.relative_to(path).parts)
-        and _ends_like(file, format)
+        and file.name not in NO_DATA
+        and (found := _ending(file)[1]) not in (None, "arrow")
+        and format in (None, found)
     ]
-    if not found:
+    if not files:
         raise UserError(f"{path}: the folder holds no data files ({', '.join(FORMATS)}).")
     by_split: dict[str | None, list[Path]] = {}
-    for file in found:
+    for file in files:
         by_split.setdefault(_split_of(file.relative_to(path)), []).append(file)
     if split is not None:
         if split not in by_split:
@@ -106,20 +107,17 @@ def source_files(path: Path, format: str | None = None, split: str | None = None
     if len(by_split) > 1:
         has = ", ".join(sorted(s or "files of none" for s in by_split))
         raise UserError(f"{path}: files of several splits ({has}). Set split, or name the files of one.")
-    return found
+    return files
 
 
-def _ends_like(file: Path, format: str | None) -> bool:
-    name = file.with_suffix("") if file.suffix == ".gz" else file
-    found = FORMATS.get(name.suffix.lower())
-    if file.name in ("dataset_infos.json", "dataset_info.json", "state.json", "config.json"):
-        return False
-    return found is not None and found != "arrow" and format in (None, found)
+def _ending(path: Path) -> tuple[str, str | None]:
+    """A file's ending, without .gz, and the format that it promises."""
+    ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    return ending, FORMATS.get(ending.lower())
 
 
 def _split_of(file: Path) -> str | None:
-    """The split that a path names as a word of a part of it (`train-00000-of-00002.parquet`,
-    `data/test/0.json`)."""
+    """The split that a path names by a word in it (`train-00000-of-00002.parquet`, `data/test/0.json`)."""
     words = [word for part in file.parts for word in re.split(r"[^A-Za-z]+", part)]
     return next((split for split in SPLITS if split in words), None)
 

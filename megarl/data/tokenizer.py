@@ -58,8 +58,7 @@ class ChatTokenizer:
             )
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids int32 [tokens] of the text as it stands: nothing is added; special tokens in it are
-        parsed."""
+        """Token ids int32 [tokens] of the text as it is: nothing is added; special tokens in it are parsed."""
         return np.asarray(self.hf.encode(text, add_special_tokens=False), dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
@@ -79,25 +78,12 @@ class ChatTokenizer:
             messages = [{"role": "user", "content": messages}]
         return self._render(messages, add_generation_prompt=True)
 
-    def encode_prompt(self, messages: Sequence[Message] | str) -> tuple[np.ndarray, str]:
-        """(token ids int32 [prompt_tokens], rendered text) of what the engine continues."""
-        text = self.render_prompt(messages)
-        return self.encode(text), text
-
     def encode_texts(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` of many texts, by all cores."""
         if not texts:
             return []
         encoded = self.hf(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
         return [np.asarray(ids, dtype=np.int32) for ids in encoded]
-
-    def encode_demonstration(
-        self, prompt: Sequence[Message] | str | np.ndarray, response: str
-    ) -> TokenSequence:
-        """A prompt (messages, or ids already encoded) and the response to learn, EOS included."""
-        ids = prompt if isinstance(prompt, np.ndarray) else self.encode_prompt(prompt)[0]
-        answer = np.append(self.encode(response), self.eos_token_id)
-        return TokenSequence(np.concatenate([ids, answer]), np.arange(len(ids) + len(answer)) >= len(ids))
 
     def encode_chat(self, messages: Sequence[Message]) -> TokenSequence:
         """A whole conversation; every assistant turn is learned, up to and with its EOS, and nothing else.
@@ -139,8 +125,7 @@ class ChatTokenizer:
         return sequences
 
     def _turn_end(self, whole: str, start: int, turns: Sequence[Message]) -> int:
-        """Where the turn that begins at `start` ends: behind its stop token, or where the template leaves
-        it."""
+        """Where the turn that begins at `start` ends: behind its stop token, or where the template leaves it."""
         marks = [str(self.hf.convert_ids_to_tokens(i)) for i in self.stop_token_ids]
         ends = [at + len(mark) for mark in marks if (at := whole.find(mark, start)) >= 0]
         return min(ends) if ends else len(self._render(turns, add_generation_prompt=False))
@@ -191,9 +176,7 @@ def load_tokenizer(
         )
     try:
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (
-        Exception
-    ) as error:  # transformers raises OSError, ValueError, KeyError and more for a broken folder
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and more
         raise UserError(f"{folder}: no tokenizer could be loaded from it: {error}") from error
     if chat_template is not None:
         try:

@@ -97,10 +97,10 @@ def messages(value: Any, what: str) -> list[dict[str, str]]:
     return [_message(m, f"{what}, message {i}") for i, m in enumerate(value, start=1)]
 
 
-def question(value: Any, what: str = "the question") -> str | list[dict[str, str]]:
+def question(value: Any, what: str) -> list[dict[str, str]]:
     """What is asked: a text, or a conversation whose last message is the user's (a tool's, in a dialogue)."""
     if isinstance(value, str):
-        return text(value, what)
+        return [{"role": "user", "content": text(value, what)}]
     if not isinstance(value, list | tuple):
         raise RowError(f"{what} is {_kind(value)}, not text or messages")
     asked = messages(value, what)
@@ -119,9 +119,9 @@ def before_answer(conversation: Sequence[Message]) -> list[Message]:
     return asked
 
 
-def all_text(asked: str | Sequence[Message]) -> str:
+def all_text(asked: Sequence[Message]) -> str:
     """The words of a question, for its identity: contents in order, without the roles."""
-    return asked if isinstance(asked, str) else "\n".join(str(m["content"]) for m in asked)
+    return "\n".join(str(m["content"]) for m in asked)
 
 
 def _message(value: Any, what: str) -> dict[str, str]:

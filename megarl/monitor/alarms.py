@@ -14,7 +14,6 @@ from megarl.errors import UserError
 from megarl.monitor.console import number
 from megarl.monitor.registry import Registry
 from megarl.monitor.settings import AlarmRule
-from megarl.records import StepStats
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,13 @@ class AlarmWatch:
             _ = registry[rule.metric]
         self._held: dict[str, int] = {}
 
-    def check(self, stats: StepStats) -> tuple[Alarm, ...]:
-        """The alarms that ring at this step. A metric the step doesn't have changes nothing."""
-        seen = [(rule, stats.metrics[rule.metric]) for rule in self._rules if rule.metric in stats.metrics]
+    def check(self, step: int, metrics: Mapping[str, float]) -> tuple[Alarm, ...]:
+        """Return the alarms that ring at this step. A metric that the step doesn't have changes nothing."""
+        seen = [(rule, metrics[rule.metric]) for rule in self._rules if rule.metric in metrics]
         for key, holds in {rule.key(): rule.holds(value) for rule, value in seen}.items():
             self._held[key] = self._held.get(key, 0) + 1 if holds else 0
         return tuple(
-            Alarm(rule, stats.step, value) for rule, value in seen if self._held[rule.key()] == rule.patience
+            Alarm(rule, step, value) for rule, value in seen if self._held[rule.key()] == rule.patience
         )
 
     def state(self) -> dict[str, int]:

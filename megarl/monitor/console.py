@@ -1,5 +1,4 @@
-"""One readable line a step: only the numbers a person watches, under the short names the registry gives
-them."""
+"""One readable line a step: only the numbers a person watches, under the short names the registry gives them."""
 
 from __future__ import annotations
 

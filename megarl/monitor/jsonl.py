@@ -1,9 +1,8 @@
 """`metrics.jsonl`: one line a step, in an order and a number format that two identical runs share.
 
 Keys are sorted and every value is written as a float in its shortest exact form, so two runs of one seed
-differ only in the metrics the registry marks as timings (`strip_timings` takes them off). JSON has no nan or
-infinity: they are written as the strings "NaN", "Infinity" and "-Infinity", which `float()` and pandas read
-back.
+differ only in the metrics the registry marks as timings. JSON has no nan or infinity: they are written as the
+strings "NaN", "Infinity" and "-Infinity", which `float()` and pandas read back.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from megarl.errors import UserError
 from megarl.monitor.files import cannot_write, write_atomic
-from megarl.monitor.registry import Registry
 
 
 class JsonlSink:
@@ -73,29 +71,15 @@ def encode_line(step: int, metrics: Mapping[str, float]) -> bytes:
 
 
 def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """(step, metrics) of each line. A half-written last line is left out; a damaged one before it is a
-    UserError."""
-    for number, line, is_last in _numbered(path):
-        row = _parse(line)
-        if row is not None:
-            yield row
-        elif not is_last:
-            raise _damaged(path, number)
-
-
-def strip_timings(metrics: Mapping[str, float], registry: Registry) -> dict[str, float]:
-    """The metrics that two identical runs share: those the registry does not mark as timings."""
-    return {name: value for name, value in metrics.items() if not registry[name].timing}
+    """(step, metrics) of each line, without a half-written last one; a damaged one before it is a UserError."""
+    return (row for _, row in _lines(path) if row is not None)
 
 
 def _lines_before(path: Path, first_step: int) -> tuple[list[tuple[int, bytes]], int]:
     """The whole lines of earlier steps, each with its step, and how many lines must go or be mended."""
     kept: list[tuple[int, bytes]] = []
     dropped = 0
-    for number, line, is_last in _numbered(path):
-        row = _parse(line)
-        if row is None and not is_last:
-            raise _damaged(path, number)
+    for line, row in _lines(path):
         if row is None or row[0] >= first_step:
             dropped += 1
             continue
@@ -106,8 +90,8 @@ def _lines_before(path: Path, first_step: int) -> tuple[list[tuple[int, bytes]],
     return kept, dropped
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, bytes, bool]]:
-    """(line number from 1, line with its newline, is it the last)."""
+def _lines(path: Path) -> Iterator[tuple[bytes, tuple[int, dict[str, float]] | None]]:
+    """(line with its newline, its step and metrics): None for a half-written last line; none without a file."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -115,7 +99,13 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes, bool]]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}).") from error
     for number, line in enumerate(lines, start=1):
-        yield number, line, number == len(lines)
+        row = _parse(line)
+        if row is None and number < len(lines):
+            raise UserError(
+                f"{path}, line {number}: not a line of metrics, and not the last line, so no interrupted write "
+                "explains it. Mend or delete that line, then try again."
+            )
+        yield line, row
 
 
 def _parse(line: bytes) -> tuple[int, dict[str, float]] | None:
@@ -125,13 +115,6 @@ def _parse(line: bytes) -> tuple[int, dict[str, float]] | None:
         return int(step), {name: float(value) for name, value in row.items()}
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
-
-
-def _damaged(path: Path, number: int) -> UserError:
-    return UserError(
-        f"{path}, line {number}: not a line of metrics, and not the last line, so no interrupted write "
-        "explains it. Mend or delete that line, then try again."
-    )
 
 
 def _plain(value: float) -> float | str:

@@ -25,8 +25,7 @@ ROLLOUT = (
         "rollout/reward_part/{part}",
         "Mean score of one verifier or shaping term, by its name.",
         "reward",
-        "",
-        "response_mean",
+        reduction="response_mean",
     ),
     MetricSpec(
         "rollout/accuracy",
@@ -127,14 +126,13 @@ TRAIN = (
         "mean",
         console="grad",
     ),
-    MetricSpec("train/lr", "Learning rate of the last optimizer step.", "1", "Follows the schedule.", "same"),
-    MetricSpec("train/optimizer_steps", "Optimizer steps taken in this step.", "steps", "", "same"),
+    MetricSpec("train/lr", "Learning rate of the last optimizer step.", "1", "Follows the schedule."),
+    MetricSpec("train/optimizer_steps", "Optimizer steps taken in this step.", "steps"),
     MetricSpec(
         "train/skipped_steps",
         "Optimizer steps not taken: no active token in the whole batch, or a non-finite gradient.",
         "steps",
         "0.",
-        "same",
     ),
     MetricSpec(
         "train/micro_batches", "Micro-batches over all replicas, fillers included.", "count", "", "sum"
@@ -158,7 +156,7 @@ SFT = (
         "mean",
         console="grad",
     ),
-    MetricSpec("sft/lr", "Learning rate of this step.", "1", "Follows the schedule.", "same"),
+    MetricSpec("sft/lr", "Learning rate of this step.", "1", "Follows the schedule."),
     MetricSpec("sft/tokens", "Target tokens of this step.", "tokens", "", "sum"),
 )
 
@@ -193,15 +191,13 @@ EVAL = (
         "eval/{dataset}/accuracy",
         "As eval/accuracy, on one of several held-out sets.",
         "share",
-        "",
-        "response_mean",
+        reduction="response_mean",
     ),
     MetricSpec(
         "eval/{dataset}/response_length_mean",
         "As eval/response_length_mean, on one of several held-out sets.",
         "tokens",
-        "",
-        "response_mean",
+        reduction="response_mean",
     ),
 )
 
@@ -278,20 +274,18 @@ SYNC = (
         "max",
         timing=True,
     ),
-    MetricSpec("sync/bytes", "Bytes of weights sent to one engine.", "bytes", "Constant.", "same"),
+    MetricSpec("sync/bytes", "Bytes of weights sent to one engine.", "bytes", "Constant."),
     MetricSpec(
         "sync/tensors",
         "Tensors whose digest in the engine was compared with the sender's.",
         "tensors",
         "Constant.",
-        "same",
     ),
     MetricSpec(
         "sync/version",
         "Weight version the engines sample with after this step.",
         "versions",
         "Goes up by one.",
-        "same",
     ),
 )
 
@@ -316,8 +310,7 @@ PERF = (
         "perf/generate_tokens_per_second",
         "Response tokens over generation time.",
         "tokens/s",
-        "",
-        "sum",
+        reduction="sum",
         timing=True,
     ),
 )

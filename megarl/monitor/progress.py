@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich import get_console
 from rich.console import Console
@@ -30,14 +29,14 @@ from rich.progress import (
 from rich.text import Text
 
 
-class Bar(Protocol):
-    """What a phase reports to."""
+class Bar:
+    """What a phase reports to. This one shows nothing."""
 
     def advance(self, amount: float = 1) -> None:
         """So much more is done."""
 
-    def update(self, *, description: str | None = None, total: float | None = None) -> None:
-        """Rename the phase, or learn its total late."""
+    def update(self, *, description: str) -> None:
+        """Rename the phase."""
 
 
 @contextmanager
@@ -57,29 +56,29 @@ def progress(
     total: amount of work in `unit`; None if it isn't known, then only the count and the rate are shown.
     enabled: False on every rank but the one that speaks.
     announce: tell the end of this phase in a log file and on a terminal, however short it was.
-    console: where to; by default rich's own console, which the console sink shares: so bars nest, and a line
-        printed meanwhile goes above them.
+    console: where to; by default rich's own, which the console sink shares: so bars nest, and a line printed
+        meanwhile goes above them.
     interval: seconds between lines in a log file.
     """
     if not enabled:
-        yield _Silent()
+        yield Bar()
         return
     console = console or get_console()
     counter = _Counter(description, total, unit, clock)
     if console.is_terminal:
-        yield from _live(counter, console)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(24),
+            _Rate(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as bars:
+            yield _Live(counter, bars)
     else:
         yield _Lines(counter, console, interval)
     if announce or (not console.is_terminal and counter.told):
         console.print(counter.summary(), highlight=False, soft_wrap=True, markup=False)
-
-
-class _Silent:
-    def advance(self, amount: float = 1) -> None:
-        pass
-
-    def update(self, *, description: str | None = None, total: float | None = None) -> None:
-        pass
 
 
 class _Counter:
@@ -109,7 +108,7 @@ class _Counter:
         return f"{self.description}: {_amount(self.done, None, self.unit)} in {duration(self.seconds)}{pace}"
 
 
-class _Lines:
+class _Lines(Bar):
     """Plain lines for a log file, at most one per interval."""
 
     def __init__(self, counter: _Counter, console: Console, interval: float) -> None:
@@ -124,12 +123,11 @@ class _Lines:
             counter.told = True
             self._next = counter.seconds + self._interval
 
-    def update(self, *, description: str | None = None, total: float | None = None) -> None:
-        self._counter.description = description or self._counter.description
-        self._counter.total = total if total is not None else self._counter.total
+    def update(self, *, description: str) -> None:
+        self._counter.description = description
 
 
-class _Live:
+class _Live(Bar):
     """A bar of rich's."""
 
     def __init__(self, counter: _Counter, bars: Progress) -> None:
@@ -140,10 +138,9 @@ class _Live:
         self._counter.done += amount
         self._bars.advance(self._task, amount)
 
-    def update(self, *, description: str | None = None, total: float | None = None) -> None:
-        self._counter.description = description or self._counter.description
-        self._counter.total = total if total is not None else self._counter.total
-        self._bars.update(self._task, description=description, total=total)
+    def update(self, *, description: str) -> None:
+        self._counter.description = description
+        self._bars.update(self._task, description=description)
 
 
 class _Rate(ProgressColumn):
@@ -155,18 +152,6 @@ class _Rate(ProgressColumn):
             return Text("")
         pace = rate_and_eta(task.completed, task.total, task.elapsed or 0.0, unit)
         return Text(_amount(task.completed, task.total, unit) + pace)
-
-
-def _live(counter: _Counter, console: Console) -> Iterator[Bar]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        _Rate(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        yield _Live(counter, bars)
 
 
 def rate_and_eta(done: float, total: float | None, seconds: float, unit: str) -> str:

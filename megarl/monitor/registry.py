@@ -8,13 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from megarl.errors import did_you_mean
-
-Reduction = Literal[
-    "token_mean", "response_mean", "group_mean", "mean", "sum", "max", "min", "quantile", "same"
-]
 
 REDUCTIONS: Mapping[str, str] = {
     "token_mean": "mean over the active tokens of the global batch, each counted once",
@@ -50,7 +45,7 @@ class MetricSpec:
     meaning: str
     unit: str
     healthy: str = ""
-    reduction: Reduction = "same"
+    reduction: str = "same"
     console: str | None = None
     timing: bool = False
 

@@ -1,7 +1,6 @@
 """What a run did: the table at its end, and `megarl report RUN_FOLDER` at any time.
 
-The report needs nothing but `metrics.jsonl`, so it works on a run that is still going, and on one that was
-killed.
+The report needs nothing but `metrics.jsonl`, so it works on a run that still goes on, and on one that was killed.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import get_console
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from megarl.errors import UserError
@@ -26,9 +24,8 @@ from megarl.monitor.jsonl import read_metrics
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import duration
 from megarl.monitor.registry import Registry
-from megarl.monitor.settings import AlarmRule
-from megarl.records import StepStats
 
+Rows = Sequence[tuple[int, Mapping[str, float]]]  # (step, metrics)
 CURVES = (
     "eval/accuracy",
     "rollout/accuracy",
@@ -41,47 +38,44 @@ CURVES = (
 )
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """What the final table shows.
+def print_summary(
+    title: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    seconds: Mapping[str, float],
+    results: Mapping[str, Path],
+) -> None:
+    """Print the table at the end of a run: before, after, change; time per phase; where the results lie.
 
-    before, after: metrics by registered name, for example of the evaluation after the cold start and of the
-        last one.
-    seconds: time per phase, in the order they are shown.
-    results: what lies where, for example {"Hugging Face checkpoint": folder}.
+    before, after: metrics by registered name, for example of the evaluation after the cold start and of the last
+    one. seconds: time per phase, in the order they are shown. results: what lies where, for example
+    {"Hugging Face checkpoint": folder}.
     """
-
-    title: str
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    results: Mapping[str, Path] = field(default_factory=dict)
-
-
-def print_summary(summary: RunSummary, console: Console | None = None) -> None:
-    """The table at the end of a run: before, after, change; time per phase; where the results lie."""
-    console = console or get_console()
-    _say(console, summary.title)
+    _say(title)
     table = _columns("", "before", "after", "change")
-    for name in {**summary.before, **summary.after}:
-        before, after = summary.before.get(name, math.nan), summary.after.get(name, math.nan)
-        table.add_row(name, _shown(before), _shown(after), _change(before, after))
-    console.print(table)
-    if summary.seconds:
-        whole = sum(summary.seconds.values())
+    for name in {**before, **after}:
+        one, other = before.get(name, math.nan), after.get(name, math.nan)
+        table.add_row(name, _shown(one), _shown(other), _change(one, other))
+    get_console().print(table)
+    if seconds:
+        whole = sum(seconds.values())
         times = _columns("phase", "time", "share")
-        for phase, seconds in summary.seconds.items():
-            times.add_row(phase, duration(seconds), f"{seconds / whole:.0%}" if whole else "")
+        for phase, time in seconds.items():
+            times.add_row(phase, duration(time), f"{time / whole:.0%}" if whole else "")
         times.add_section()
         times.add_row("in all", duration(whole), "")
-        console.print(times)
-    for what, path in summary.results.items():
-        _say(console, f"{what}: {path}")
+        get_console().print(times)
+    for what, path in results.items():
+        _say(f"{what}: {path}")
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run as its metrics tell it. `first` and `last` hold each metric's first and last logged value."""
+    """A run as its metrics tell it.
+
+    first, last: each metric's first and last logged value. best: (step, value) of the highest of each `accuracy` and
+    `reward_mean`. seconds: summed over the steps, by metric. alarms: those that the default rules find.
+    """
 
     steps: int
     last_step: int
@@ -92,28 +86,16 @@ class RunReport:
     alarms: tuple[Alarm, ...]
 
 
-def read_report(
-    metrics_file: Path, *, rules: Sequence[AlarmRule] = DEFAULT_RULES, registry: Registry | None = None
-) -> RunReport:
-    """Read a run's metrics. Raises UserError if there are none, naming the file.
-
-    best: (step, value) of the highest of each `accuracy` and `reward_mean`. seconds: summed over the steps,
-        by metric.
-    alarms: those that the rules find in these metrics.
-    """
-    rows = list(read_metrics(metrics_file))
-    if not rows:
-        raise UserError(
-            f"{metrics_file}: no metrics. Is {metrics_file.parent} the folder of a run that made a step?"
-        )
-    watch = AlarmWatch(rules, registry or default_registry())
+def sum_up(rows: Rows) -> RunReport:
+    """Sum up a run's metrics, of which there are some."""
+    watch = AlarmWatch(DEFAULT_RULES, default_registry())
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     best: dict[str, tuple[int, float]] = {}
     seconds: dict[str, float] = {}
     alarms: list[Alarm] = []
     for step, metrics in rows:
-        alarms += watch.check(StepStats(step, metrics))
+        alarms += watch.check(step, metrics)
         for name, value in metrics.items():
             first.setdefault(name, value)
             last[name] = value
@@ -124,38 +106,31 @@ def read_report(
     return RunReport(len(rows), rows[-1][0], first, last, best, seconds, tuple(alarms))
 
 
-def report_run(
-    run_folder: Path,
-    console: Console | None = None,
-    *,
-    registry: Registry | None = None,
-    out: Path | None = None,
-) -> list[Path]:
-    """Print a run's summary and write its curves; returns the files written.
+def report_run(run_folder: Path) -> list[Path]:
+    """Print a run's summary and write its curves into its folder; returns the files written.
 
-    out: folder of `curves.csv` (every metric, one row a step) and, where matplotlib is installed,
-        `curves.png`; by default the run folder. Raises UserError if the folder holds no metrics.
+    Those are `curves.csv` (every metric, one row a step) and, where matplotlib is installed, `curves.png`.
+    Raises UserError if the folder holds no metrics.
     """
-    console = console or get_console()
-    registry = registry or default_registry()
     metrics_file = run_folder / "metrics.jsonl"
-    report = read_report(metrics_file, registry=registry)
-    _say(console, f"{run_folder}: {report.steps} steps, the last is step {report.last_step}")
-    console.print(_table(report, registry))
+    rows = list(read_metrics(metrics_file))
+    if not rows:
+        raise UserError(f"{metrics_file}: no metrics. Is {run_folder} the folder of a run that made a step?")
+    report, registry = sum_up(rows), default_registry()
+    _say(f"{run_folder}: {report.steps} steps, the last is step {report.last_step}")
+    get_console().print(_table(report, registry))
     for alarm in report.alarms:
-        _say(console, f"alarm, {alarm}")
-    out = out or run_folder
-    written = [write_csv(metrics_file, out / "curves.csv")]
-    picture = draw_curves(metrics_file, out / "curves.png", registry)
-    written += [picture] if picture else []
+        _say(f"alarm, {alarm}")
+    written = [write_csv(rows, run_folder / "curves.csv")]
+    if picture := draw_curves(rows, run_folder / "curves.png", registry):
+        written.append(picture)
     for path in written:
-        _say(console, f"curves: {path}")
+        _say(f"curves: {path}")
     return written
 
 
-def write_csv(metrics_file: Path, path: Path) -> Path:
+def write_csv(rows: Rows, path: Path) -> Path:
     """Every metric as a column, one row a step; empty where a step has no value."""
-    rows = list(read_metrics(metrics_file))
     names = sorted({name for _, metrics in rows for name in metrics})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -165,20 +140,19 @@ def write_csv(metrics_file: Path, path: Path) -> Path:
     return path
 
 
-def draw_curves(metrics_file: Path, path: Path, registry: Registry) -> Path | None:
-    """A picture of the curves that tell whether a run learns (`CURVES`); None where matplotlib is not
-    installed."""
+def draw_curves(rows: Rows, path: Path, registry: Registry) -> Path | None:
+    """Draw the curves that tell whether a run learns (`CURVES`). Returns None where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    rows = list(read_metrics(metrics_file))
     shown = [name for name in CURVES if any(name in metrics for _, metrics in rows)]
-    figure = Figure(figsize=(12, 2.8 * max(1, math.ceil(len(shown) / 3))), layout="constrained")
+    height = math.ceil(len(shown) / 3)
+    figure = Figure(figsize=(12, 2.8 * max(1, height)), layout="constrained")
     FigureCanvasAgg(figure)
     for place, name in enumerate(shown, start=1):
-        axes = figure.add_subplot(math.ceil(len(shown) / 3), 3, place)
+        axes = figure.add_subplot(height, 3, place)
         points = [(step, metrics[name]) for step, metrics in rows if name in metrics]
         axes.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None)
         axes.set_title(name)
@@ -209,8 +183,8 @@ def _columns(words: str, *numbers: str) -> Table:
     return table
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+def _say(line: str) -> None:
+    get_console().print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _shown(value: float) -> str:

@@ -1,5 +1,4 @@
-"""Samples of every Nth step, for people: what was asked, what was answered, what it earned, token by
-token."""
+"""Samples of every Nth step, for people: what was asked and answered and what it earned, token by token."""
 
 from __future__ import annotations
 
@@ -18,15 +17,12 @@ class SampleWriter:
     """Writes `samples/step_000010.jsonl` in the run folder, one response a line; a file is whole or absent.
 
     every: write the steps this divides; 0 writes none.
-    most_groups: keep the first so many groups of a step (None: all).
     enabled: False on ranks whose samples are not wanted; then `write` does nothing.
     """
 
-    def __init__(
-        self, run_folder: Path, *, every: int, most_groups: int | None = None, enabled: bool = True
-    ) -> None:
+    def __init__(self, run_folder: Path, *, every: int, enabled: bool = True) -> None:
         self._folder = run_folder / "samples"
-        self._every, self._most, self._enabled = every, most_groups, enabled
+        self._every, self._enabled = every, enabled
 
     def write(self, step: int, groups: Iterable[Group]) -> Path | None:
         """The file of this step's samples, or None if this step is not written.
@@ -35,10 +31,9 @@ class SampleWriter:
         """
         if not self._enabled or not self._every or step % self._every:
             return None
-        chosen = list(groups)[: self._most]
         lines = [
             json.dumps(sample_row(step, group, sample), ensure_ascii=False)
-            for group in chosen
+            for group in groups
             for sample in group.samples
         ]
         path = self._folder / f"step_{step:06d}.jsonl"
@@ -47,8 +42,7 @@ class SampleWriter:
 
 
 def sample_row(step: int, group: Group, sample: Sample) -> dict[str, Any]:
-    """One response as plain data. Log-probabilities are the engine's, in the shortest form that is exact in
-    float32."""
+    """One response as plain data; the engine's log-probabilities in the shortest form that is exact in float32."""
     return {
         "step": step,
         "prompt_id": group.prompt.prompt_id,

@@ -19,11 +19,9 @@ ID_FILE = "wandb_run_id"
 
 
 class WandbSink:
-    """Logs every metric against the column `step`, so that steps repeated after a resume overlay the old
-    ones.
+    """Logs every metric against the column `step`, so that steps repeated after a resume overlay the old ones.
 
-    (W&B's own step counter only goes up: after a resume from an earlier checkpoint it would refuse the
-    repeated steps.)
+    (W&B's own step counter only goes up: after a resume from an earlier checkpoint it would refuse them.)
     """
 
     def __init__(
@@ -33,10 +31,8 @@ class WandbSink:
         project: str = "megarl",
         run_name: str | None = None,
         run_config: Mapping[str, Any] | None = None,
-        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._run: Any = None
-        environ = os.environ if environ is None else environ
         try:
             import wandb
 
@@ -47,7 +43,7 @@ class WandbSink:
                 dir=str(run_folder),
                 config=dict(run_config or {}),
                 resume="allow",
-                mode=None if environ.get("WANDB_API_KEY") or environ.get("WANDB_MODE") else "offline",
+                mode=None if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") else "offline",
                 settings=wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True),
             )
             self._run.define_metric("step")

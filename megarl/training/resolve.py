@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from megarl.algorithms import LogprobAndRouteSource, Recipe, make_recipe, resolve_sources
-from megarl.config.files import check_files
+from megarl.config.rules import check_files
 from megarl.config.schema import Config
 from megarl.data.settings import DataSettings
 from megarl.errors import UserError

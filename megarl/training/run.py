@@ -22,10 +22,10 @@ from megarl.megatron.groups import Groups
 from megarl.megatron.platform import Platform
 from megarl.megatron.policy import Policy
 from megarl.monitor.alarms import AlarmWatch, stop_if_told
-from megarl.monitor.logger import Logger, NullLogger
+from megarl.monitor.logger import MetricLogger
+from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import progress
 from megarl.monitor.status import print_status
-from megarl.records import StepStats
 from megarl.rewards import Scorer
 from megarl.training.clock import Clock
 from megarl.training.engines import EngineHandle, connect_engine, engine_context
@@ -56,7 +56,7 @@ class Run:
     scorer: Scorer
     engine_handle: EngineHandle
     evaluation: Evaluation
-    logger: Logger
+    logger: MetricLogger
     watch: AlarmWatch
     clock: Clock
     lock: IO[str] | None
@@ -66,9 +66,8 @@ class Run:
         UserError, on every rank."""
 
         def log() -> None:
-            stats = StepStats(step, metrics)
-            self.logger.log(stats)
-            alarms = self.watch.check(stats)
+            self.logger.log(step, metrics)
+            alarms = self.watch.check(step, metrics)
             for alarm in alarms:
                 print_status(f"alarm: {alarm}")
             stop_if_told(alarms)
@@ -147,7 +146,7 @@ def open_run(plan: Plan, groups: Groups, lock: IO[str] | None, left: Sequence[St
             max_new_tokens=config.evaluation.max_new_tokens or config.sampling.max_new_tokens,
             seed=config.seed,
         ),
-        logger=NullLogger(),
+        logger=MetricLogger((), default_registry()),
         watch=open_watch(config),
         clock=clock,
         lock=lock,

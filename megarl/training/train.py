@@ -15,7 +15,7 @@ from megarl.monitor.files import write_atomic
 from megarl.monitor.jsonl import read_metrics
 from megarl.monitor.logger import METRICS_FILE, open_logger
 from megarl.monitor.progress import progress
-from megarl.monitor.report import RunSummary, print_summary
+from megarl.monitor.report import print_summary
 from megarl.monitor.status import print_status
 from megarl.training.describe import describe_plan
 from megarl.training.engines import sync_weights
@@ -80,7 +80,7 @@ def run_stages(run: Run, state: RunState, found: FoundCheckpoint | None, saver: 
         results["Hugging Face checkpoint"] = export_hf(run)
     if run.groups.is_main:
         title = f"Run {config.name!r}: {plan.recipe.name}, {config.rl.steps} steps"
-        print_summary(RunSummary(title, state.before, state.after, dict(run.clock.total), results))
+        print_summary(title, state.before, state.after, run.clock.total, results)
 
 
 def run_stage(run: Run, stage: Stage, state: RunState, saver: Saver) -> RunState:

@@ -23,8 +23,9 @@ from megarl.algorithms import (
     assign_advantages,
     get_recipe,
     policy_loss,
-    token_weights,
 )
+from megarl.algorithms.responses import Responses
+from megarl.algorithms.weights import local_totals, token_weights
 from megarl.errors import UserError
 from megarl.records import Batch, MicroBatch, Prompt, Sample, WeightSpan
 
@@ -140,6 +141,17 @@ def every_combination() -> list[Recipe]:
     return out
 
 
+def totals_of(batch: Ragged) -> Totals:
+    """The counts of a batch that is the whole one."""
+    lengths = Responses.of(batch.mask, batch.cu_seqlens).active
+    return local_totals(lengths=lengths, group_ids=batch.group_ids, max_length=MAX_LENGTH)
+
+
+def weights_of(mode: str | Recipe, batch: Ragged, totals: Totals | None = None) -> Tensor:
+    """The weights of a batch. totals: where it is a part of another."""
+    return token_weights(mode, Responses.of(batch.mask, batch.cu_seqlens), totals or totals_of(batch))
+
+
 def identify(recipe: Recipe) -> str:
     return f"{recipe.name}-{recipe.weights}"
 
@@ -154,14 +166,7 @@ def run(
 ) -> tuple[LossOutput, Tensor]:
     """The loss and its gradient with respect to the log-probabilities."""
     if weights is None:
-        weights = token_weights(
-            recipe,
-            mask=batch.mask,
-            cu_seqlens=batch.cu_seqlens,
-            group_ids=batch.group_ids,
-            max_length=MAX_LENGTH,
-            totals=totals,
-        )
+        weights = weights_of(recipe, batch, totals)
     leaf = batch.logprobs.clone().requires_grad_()
     arguments = {
         "logprobs": leaf,

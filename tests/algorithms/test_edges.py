@@ -16,12 +16,12 @@ from megarl.algorithms import (
     assign_advantages,
     finalize,
     get_recipe,
-    kl_estimate,
-    local_totals,
     policy_loss,
-    token_weights,
     value_loss,
 )
+from megarl.algorithms.kl import kl_estimate
+from megarl.algorithms.parts import find_part
+from megarl.algorithms.weights import local_totals
 from megarl.errors import UserError
 from megarl.monitor.policy_metrics import POLICY
 from megarl.records import MicroBatch
@@ -35,6 +35,8 @@ from tests.algorithms.batches import (
     ragged,
     run,
     take,
+    totals_of,
+    weights_of,
 )
 
 
@@ -112,7 +114,9 @@ def test_a_log_ratio_of_a_hundred_is_clamped_and_counted(recipe: Recipe, jump: f
 def test_a_kl_estimate_far_from_the_reference_is_bounded_counted_and_has_no_gradient() -> None:
     logprobs = torch.tensor([-3.5, -3.0, -100.0, -1.0], requires_grad=True)  # e^3 - 1 - 3 > 10
     reference = torch.tensor([-0.5, -3.0, -0.5, -101.0])
-    k1, k2, k3 = (kl_estimate(kind, logprobs, reference).value for kind in ("k1", "k2", "k3"))
+    k1, k2, k3 = (
+        kl_estimate(find_part("kl", kind), logprobs, reference).value for kind in ("k1", "k2", "k3")
+    )
     assert k1.tolist() == [-3.0, 0.0, -20.0, 20.0]
     assert k2.tolist() == [4.5, 0.0, 200.0, 200.0]
     assert k3.tolist() == pytest.approx([10.0, 0.0, 10.0, 10.0])
@@ -211,10 +215,10 @@ def test_no_public_call_broadcasts_what_is_misshapen() -> None:
             advantages_of(recipe, rewards, batch.group_ids, mask, cu_seqlens, **(passes | {name: column}))
     for wrong in (column, one):
         with pytest.raises(ValueError, match="ref_logprobs"):
-            kl_estimate("k3", flat, wrong)
+            kl_estimate(find_part("kl", "k3"), flat, wrong)
     for groups in (batch.group_ids[None], batch.group_ids[1:]):
         with pytest.raises(ValueError, match="group_ids has shape"):
-            token_weights("token_mean", mask=mask, cu_seqlens=cu_seqlens, group_ids=groups)
+            weights_of("token_mean", replace(batch, group_ids=groups))
     with pytest.raises(ValueError, match="rewards must be"):
         Rewards.of(rewards[None], batch.group_ids[None])
     for name in ("group_ids", "lengths", "greedy_rewards"):
@@ -225,11 +229,10 @@ def test_no_public_call_broadcasts_what_is_misshapen() -> None:
 
 def test_constant_weights_need_the_generation_budget() -> None:
     batch = ragged(4)
-    arguments = {"mask": batch.mask, "cu_seqlens": batch.cu_seqlens, "group_ids": batch.group_ids}
     with pytest.raises(UserError, match="generation budget"):
-        token_weights("constant", **arguments)
+        weights_of("constant", batch, totals_of(batch)._replace(max_length=None))
     with pytest.raises(UserError, match="Did you mean 'token_mean'"):
-        token_weights("token_maen", **arguments)
+        weights_of("token_maen", batch)
 
 
 def test_a_response_without_active_tokens_is_counted_nowhere() -> None:

@@ -14,12 +14,9 @@ from torch import Tensor
 from megarl.algorithms import (
     RECIPES,
     Recipe,
-    Totals,
-    active_tokens,
     combine,
     finalize,
     get_recipe,
-    local_totals,
 )
 from tests.algorithms.batches import (
     PER_TOKEN,
@@ -33,15 +30,11 @@ from tests.algorithms.batches import (
     run,
     shuffled_parts,
     take,
+    totals_of,
     with_masked,
 )
 
 seeds = st.integers(0, 10**6)
-
-
-def totals_of(batch: Ragged) -> Totals:
-    lengths = active_tokens(mask=batch.mask, cu_seqlens=batch.cu_seqlens)
-    return local_totals(lengths=lengths, group_ids=batch.group_ids)
 
 
 def assert_same_metrics(actual: dict[str, float], expected: dict[str, float], *, to: float = 1e-6) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megarl.algorithms import RECIPES, Recipe, get_recipe, make_recipe, policy_loss, token_weights
+from megarl.algorithms import RECIPES, Recipe, get_recipe, make_recipe, policy_loss
 from tests.algorithms import literal
 from tests.algorithms.batches import (
     MAX_LENGTH,
@@ -18,6 +20,7 @@ from tests.algorithms.batches import (
     many,
     ragged,
     run,
+    weights_of,
 )
 
 seeds = st.integers(0, 10**6)
@@ -91,14 +94,9 @@ def test_composed_recipes_are_their_formulas(seed: int) -> None:
 @given(seeds)
 def test_token_weights_are_counted_as_the_table_says(mode: str, seed: int) -> None:
     batch = ragged(seed)
-    weights = token_weights(
-        mode,
-        mask=batch.mask,
-        cu_seqlens=batch.cu_seqlens,
-        group_ids=batch.group_ids,
-        max_length=MAX_LENGTH,
+    assert_close(
+        weights_of(mode, batch), torch.tensor(literal.weight(mode, batch, MAX_LENGTH), dtype=torch.float64)
     )
-    assert_close(weights, torch.tensor(literal.weight(mode, batch, MAX_LENGTH), dtype=torch.float64))
 
 
 @many
@@ -122,12 +120,7 @@ def test_gspo_does_not_weigh_a_response_by_its_length(name: str) -> None:
         "mask": torch.ones(tokens, dtype=torch.bool),
         "cu_seqlens": torch.tensor([0, 1, tokens]),
     }
-    weights = token_weights(
-        "sequence_mean",
-        mask=changes["mask"],
-        cu_seqlens=changes["cu_seqlens"],
-        group_ids=batch.group_ids,
-    )
+    weights = weights_of("sequence_mean", replace(batch, **changes))
     output = policy_loss(RECIPES[name], **changes, advantages=torch.ones(tokens), weights=weights)
     output.loss.backward()
     gradient = changes["logprobs"].grad

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from megarl.algorithms import (
     RECIPES,
-    PartialMetric,
     average_steps,
     combine,
     finalize,
@@ -20,6 +19,7 @@ from megarl.algorithms import (
     mismatch_metrics,
 )
 from megarl.algorithms import metrics as m
+from megarl.algorithms.metrics import PartialMetric
 from tests.algorithms.batches import MAX_LENGTH, Ragged, many, ragged, run
 from tests.algorithms.literal import weight
 

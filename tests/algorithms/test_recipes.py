@@ -14,12 +14,10 @@ from megarl.algorithms import (
     RECIPES,
     get_recipe,
     make_recipe,
-    part_table,
-    recipe_table,
     render_algorithms,
     resolve_sources,
 )
-from megarl.algorithms.describe import formula
+from megarl.algorithms.describe import formula, part_table, recipe_table
 from megarl.algorithms.parts import SLOTS, builtin_parts
 from megarl.algorithms.recipe import COMMON, RULES
 from megarl.errors import UserError

@@ -12,10 +12,11 @@ from megarl.algorithms import (
     Recipe,
     finalize,
     get_recipe,
-    kl_estimate,
     make_recipe,
     policy_loss,
 )
+from megarl.algorithms.kl import kl_estimate
+from megarl.algorithms.parts import find_part
 from tests.algorithms.batches import advantages_of
 
 FIRST = [1.0, -1, -1, 1, -1, -1, -1, 1]
@@ -98,7 +99,9 @@ def test_sapo_gate_is_two_over_tau_at_ratio_one_with_slope_one() -> None:
     [("k1", 0.223144), ("k2", 0.024897), ("k3", 0.023144), ("k3+", 0.023144)],
 )
 def test_kl_estimates_of_one_half_against_four_tenths(kind: str, expected: float) -> None:
-    value, _ = kl_estimate(kind, torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.4)]))
+    value, _ = kl_estimate(
+        find_part("kl", kind), torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.4)])
+    )
     assert float(value) == pytest.approx(expected, abs=1e-5)
 
 

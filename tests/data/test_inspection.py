@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def test_flaws_are_found_with_their_row_numbers(flawed, tokenizer):
 def test_lengths_are_those_of_the_prompts_as_rendered(flawed, tokenizer):
     report = inspect_file(flawed, tokenizer=tokenizer, suffix=" Answer briefly.", samples=1)
     ((prompt, answer),) = report.samples
-    expected, text = tokenizer.encode_prompt("What is 1 + 1? Answer briefly.")
+    text = tokenizer.render_prompt("What is 1 + 1? Answer briefly.")
+    expected = tokenizer.encode(text)
     assert (prompt, answer) == (text, "2")
     assert report.lengths["prompt tokens"]["min"] == len(expected)
     assert report.lengths["question characters"] == {"min": 14, "p50": 14, "p90": 20, "p99": 20, "max": 20}
@@ -86,7 +88,7 @@ def test_the_report_reads_well_and_is_json(flawed, tokenizer):
         "--- its answer ---\n2",
     ):
         assert part in text
-    assert json.loads(json.dumps(report.as_dict()))["rows"] == 6
+    assert json.loads(json.dumps(dataclasses.asdict(report)))["rows"] == 6
 
 
 def test_without_a_tokenizer_the_text_is_shown_as_it_is():

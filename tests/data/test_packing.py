@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from megarl.data.packing import (
     TokenSequence,
-    gather_response,
     make_micro_batches,
     micro_batch_count,
     pack,
@@ -98,14 +97,14 @@ def test_too_small_a_count_is_refused():
 def test_micro_batches_hold_every_token_with_its_label_and_mask(shapes, budget, extra):
     samples = make_samples(shapes)
     count = micro_batch_count(samples, budget) + extra
-    micro_batches = make_micro_batches(samples, budget, count, pad_token_id=7)
+    micro_batches = make_micro_batches(samples, budget, count)
     assert len(micro_batches) == count
     nothing = torch.zeros(len(samples))
     Batch(tuple(samples), nothing, nothing, nothing, micro_batches)  # validates the rows
     for mb in micro_batches:
         starts = mb.cu_seqlens.tolist()
         if not len(mb.rows):
-            assert (mb.tokens, mb.token_ids.tolist(), mb.mask.any().item()) == (1, [7], False)
+            assert (mb.tokens, mb.token_ids.tolist(), mb.mask.any().item()) == (1, [0], False)
         for k, row in enumerate(mb.rows.tolist()):
             sample, here = samples[row], slice(starts[k], starts[k + 1])
             whole = [*sample.prompt.token_ids.tolist(), *sample.response_ids.tolist()]
@@ -133,15 +132,16 @@ def test_the_trained_tokens_are_the_active_tokens(shapes, budget):
 
 
 @given(shapes, st.integers(1, 40), st.integers(0, 3))
-def test_gathering_undoes_scattering(shapes, budget, extra):
+def test_a_scattered_value_is_found_where_its_token_is_predicted(shapes, budget, extra):
     samples = make_samples(shapes)
     back: dict[int, list[float]] = {}
     for mb in make_micro_batches(samples, budget, micro_batch_count(samples, budget) + extra):
         vector = scatter_response(mb, samples, [s.logprobs for s in samples])
         assert vector.shape == (mb.tokens,)
         assert vector.dtype == torch.float32
-        for row, value in zip(mb.rows.tolist(), gather_response(mb, samples, vector), strict=True):
-            back[row] = value.tolist()
+        rows = mb.rows.tolist()
+        values = vector[response_positions(mb, samples)].split([len(samples[r].response_ids) for r in rows])
+        back |= {row: value.tolist() for row, value in zip(rows, values, strict=True)}
     assert [back[i] for i in range(len(samples))] == [s.logprobs.tolist() for s in samples]
 
 
@@ -152,17 +152,8 @@ def test_a_response_token_sits_where_it_is_predicted(shapes, budget):
         positions = response_positions(mb, samples)
         responses = [samples[row].response_ids.tolist() for row in mb.rows.tolist()]
         assert mb.labels[positions].tolist() == [t for r in responses for t in r]
-        scattered = scatter_response(mb, samples, [s.loss_mask for s in samples], fill=False)
+        scattered = scatter_response(mb, samples, [s.loss_mask for s in samples])
         assert torch.equal(scattered, mb.mask)
-
-
-def test_gathering_keeps_the_gradient():
-    samples = make_samples([(2, 3), (1, 2)])
-    (mb,) = make_micro_batches(samples, 100)
-    vector = torch.zeros(mb.tokens, requires_grad=True)
-    torch.stack([v.sum() for v in gather_response(mb, samples, vector)]).sum().backward()
-    assert vector.grad is not None
-    assert vector.grad.tolist() == [0, 1, 1, 1, 0, 1, 1, 0]
 
 
 def test_a_vector_of_the_wrong_length_names_the_sample():
@@ -170,8 +161,6 @@ def test_a_vector_of_the_wrong_length_names_the_sample():
     (mb,) = make_micro_batches(samples, 100)
     with pytest.raises(ValueError, match=r"'t/0#0'.*3 response tokens"):
         scatter_response(mb, samples, [np.zeros(4, dtype=np.float32)])
-    with pytest.raises(ValueError, match="4 positions was given for 5 tokens"):
-        gather_response(mb, samples, torch.zeros(4))
 
 
 @settings(max_examples=30)
@@ -180,7 +169,7 @@ def test_demonstrations_pack_like_samples(masks, budget):
     sequences = [TokenSequence(np.arange(1, len(m) + 1), np.array(m)) for m in masks]
     micro_batches = make_micro_batches(sequences, budget)
     assert sorted(r for mb in micro_batches for r in mb.rows.tolist()) == list(range(len(masks)))
-    assert sum(int(mb.mask.sum()) for mb in micro_batches) == sum(s.active_tokens for s in sequences)
+    assert sum(int(mb.mask.sum()) for mb in micro_batches) == sum(sum(m[1:]) for m in masks)
 
 
 def test_a_malformed_token_sequence_is_refused():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megarl.data.files import FileQuestions, Tally, open_conversations, open_preferences
+from megarl.data.files import FileQuestions, Tally, open_conversations
 from megarl.data.presets import PRESETS, RowReader, detect_preset
 from megarl.data.questions import content_key
 from megarl.data.settings import DemonstrationSettings, FileSettings
@@ -122,14 +122,12 @@ def test_an_instructions_input_is_part_of_the_prompt(tokenizer):
 @pytest.mark.parametrize(
     ("file", "rejected"), [("preference_messages.jsonl", "5, I think."), ("preference_texts.jsonl", "22")]
 )
-def test_preference_pairs_share_a_prompt_and_differ_in_the_answer(tokenizer, file, rejected):
-    (pair,), _ = open_preferences(
-        DemonstrationSettings(path=str(FOLDER / file), preset="preference"), tokenizer
-    )
-    assert learned(tokenizer, pair.chosen) == "4<|im_end|>"
-    assert learned(tokenizer, pair.rejected) == f"{rejected}<|im_end|>"
-    prompts = [s.token_ids[~s.loss_mask].tolist() for s in (pair.chosen, pair.rejected)]
-    assert prompts[0] == prompts[1] == tokenizer.encode_prompt("What is 2 + 2?")[0].tolist()
+def test_a_preference_pair_has_one_prompt_and_two_answers(file, rejected):
+    (row,) = read_rows(FOLDER / file)
+    assert row.value is not None
+    pair = RowReader("preference").preference(row.value)
+    assert pair.prompt == [{"role": "user", "content": "What is 2 + 2?"}]
+    assert (pair.chosen, pair.rejected) == ("4", rejected)
 
 
 def test_overlong_demonstrations_are_counted_or_an_error_and_never_cut(tokenizer):

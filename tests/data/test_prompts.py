@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from megarl.data.procedural import ReasoningGymQuestions
 from megarl.data.prompts import open_prompts
-from megarl.data.questions import content_key, frame, is_held_out, normalised
+from megarl.data.questions import content_key, frame, is_held_out
 from megarl.data.settings import DataSettings, Framing, ReasoningGymSettings
 from megarl.errors import UserError
 
@@ -26,6 +26,11 @@ def chain_sum(**settings) -> dict:
 
 def data(**settings) -> DataSettings:
     return DataSettings(**{"sources": [chain_sum()], **settings})
+
+
+def pooled(made) -> list:
+    """The prompts of the first, finite pool."""
+    return [made.pools[0].prompt(slot) for slot in range(made.pools[0].size)]
 
 
 def question_of(prompt) -> str:
@@ -157,9 +162,7 @@ def test_evaluations_are_kept_out_of_endless_training_too(tokenizer):
 
 
 def test_every_row_is_counted_exactly_once(tokenizer):
-    longest = {
-        len(p.token_ids) for p in open_prompts(data(sources=[chain_sum(size=50)]), tokenizer).pools[0].prompts
-    }
+    longest = {len(p.token_ids) for p in pooled(open_prompts(data(sources=[chain_sum(size=50)]), tokenizer))}
     settings = data(
         sources=[chain_sum(size=2000)],
         evaluations={"probe": chain_sum(size=300)},
@@ -172,10 +175,7 @@ def test_every_row_is_counted_exactly_once(tokenizer):
 
 
 def test_prompts_longer_than_the_bound_are_left_out_and_counted_or_an_error(tokenizer):
-    lengths = [
-        len(p.token_ids)
-        for p in open_prompts(data(sources=[chain_sum(size=200)]), tokenizer).pools[0].prompts
-    ]
+    lengths = [len(p.token_ids) for p in pooled(open_prompts(data(sources=[chain_sum(size=200)]), tokenizer))]
     bound = max(lengths) - 1
     settings = data(sources=[chain_sum(size=200)], max_prompt_tokens=bound)
     made = open_prompts(settings, tokenizer)
@@ -223,10 +223,10 @@ def test_duplicates_are_kept_in_their_place_if_asked(tokenizer):
     tiny = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = chain_sum(params=tiny, size=400)
     kept = open_prompts(data(sources=[source], duplicates="keep", heldout={"fraction": 0}), tokenizer)
-    assert [p.prompt_id for p in kept.pools[0].prompts] == [f"chain_sum/{i}" for i in range(400)]
+    assert [p.prompt_id for p in pooled(kept)] == [f"chain_sum/{i}" for i in range(400)]
     dropped = open_prompts(data(sources=[source], heldout={"fraction": 0}), tokenizer)
-    texts = [p.text for p in dropped.pools[0].prompts]
-    assert len(texts) == len(set(texts)) == len({p.text for p in kept.pools[0].prompts}) < 250
+    texts = [p.text for p in pooled(dropped)]
+    assert len(texts) == len(set(texts)) == len({p.text for p in pooled(kept)}) < 250
 
 
 def test_two_sources_of_one_name_are_refused():
@@ -246,8 +246,8 @@ def test_framing_goes_around_the_question_but_not_into_its_identity(tokenizer):
     framing = {"system": "Be brief.", "prefix": "Q: ", "suffix": " Answer in <answer>."}
     plain = open_prompts(data(sources=[chain_sum(size=30)]), tokenizer)
     framed = open_prompts(data(sources=[chain_sum(size=30, **framing)]), tokenizer)
-    assert [p.prompt_id for p in plain.pools[0].prompts] == [p.prompt_id for p in framed.pools[0].prompts]
-    prompt = framed.pools[0].prompts[0]
+    assert [p.prompt_id for p in pooled(plain)] == [p.prompt_id for p in pooled(framed)]
+    prompt = pooled(framed)[0]
     assert prompt.text == (
         f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nQ: {question_of(prompt)} "
         "Answer in <answer>.<|im_end|>\n<|im_start|>assistant\n"
@@ -264,7 +264,6 @@ def test_a_rows_own_system_message_stays():
 def test_whitespace_makes_no_new_question(text, space):
     spaced = space + text.replace(" ", space * 2) + space
     assert content_key(spaced) == content_key(text)
-    assert normalised(normalised(text)) == normalised(text)
 
 
 @given(st.binary(min_size=16, max_size=16), st.floats(0, 0.98), st.floats(0, 0.01))

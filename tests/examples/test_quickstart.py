@@ -49,9 +49,9 @@ def test_the_first_training_questions_are_demonstrated_and_learned_as_the_run_wo
     answers = [row["messages"][-1]["content"] for row in rows_of(quickstart.parent)]
     learned = Demonstrations(config.sft.demonstrations, tokenizer, max_tokens=256).batch(1, 64)
     for prompt, answer, sequence in zip(prompts, answers, learned, strict=True):
-        expected = tokenizer.encode_demonstration(prompt.token_ids, answer)
-        assert sequence.token_ids.tolist() == expected.token_ids.tolist()
-        assert sequence.loss_mask.tolist() == expected.loss_mask.tolist()
+        said = [*tokenizer.encode(answer), tokenizer.eos_token_id]
+        assert sequence.token_ids.tolist() == [*prompt.token_ids, *said]
+        assert sequence.loss_mask.tolist() == [False] * len(prompt.token_ids) + [True] * len(said)
         assert answer.endswith(f"Answer: {prompt.ground_truth['entry']['answer']}")
 
 

@@ -9,7 +9,6 @@ from megarl.monitor.alarms import DEFAULT_RULES, AlarmStop, AlarmWatch, stop_if_
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import UnregisteredMetric
 from megarl.monitor.settings import AlarmRule
-from megarl.records import StepStats
 
 HIGH = AlarmRule(
     metric="train/grad_norm", when="above", threshold=10.0, patience=2, advice="Lower the learning rate."
@@ -19,9 +18,7 @@ HIGH = AlarmRule(
 def steps_that_ring(watch: AlarmWatch, values: list[float | None], start: int = 0) -> list[int]:
     rung = []
     for step, value in enumerate(values, start):
-        rung += [
-            a.step for a in watch.check(StepStats(step, {} if value is None else {"train/grad_norm": value}))
-        ]
+        rung += [a.step for a in watch.check(step, {} if value is None else {"train/grad_norm": value})]
     return rung
 
 
@@ -55,7 +52,7 @@ def test_a_resumed_run_rings_where_an_unbroken_one_does() -> None:
 def test_a_number_that_is_not_finite_stops_training_with_advice(value: float) -> None:
     watch = AlarmWatch(DEFAULT_RULES, default_registry())
     with pytest.raises(AlarmStop, match=r"step 4: train/grad_norm is \S+, not finite\. Resume") as stop:
-        stop_if_told(watch.check(StepStats(4, {"train/grad_norm": value})))
+        stop_if_told(watch.check(4, {"train/grad_norm": value}))
     assert isinstance(stop.value, UserError), "one message, no traceback"
 
 
@@ -66,8 +63,8 @@ def test_nan_is_neither_above_nor_below() -> None:
 
 def test_a_warning_does_not_stop() -> None:
     watch = AlarmWatch([HIGH], default_registry())
-    watch.check(StepStats(0, {"train/grad_norm": 11}))
-    (alarm,) = watch.check(StepStats(1, {"train/grad_norm": 310}))
+    watch.check(0, {"train/grad_norm": 11})
+    (alarm,) = watch.check(1, {"train/grad_norm": 310})
     stop_if_told([alarm])
     assert str(alarm) == "step 1: train/grad_norm is 310, above 10 for 2 steps. Lower the learning rate."
 
@@ -97,4 +94,4 @@ def test_a_well_going_run_rings_no_default_alarm() -> None:
     }
     assert {rule.metric for rule in DEFAULT_RULES} <= healthy.keys()
     watch = AlarmWatch(DEFAULT_RULES, default_registry())
-    assert [a for step in range(10) for a in watch.check(StepStats(step, healthy))] == []
+    assert [a for step in range(10) for a in watch.check(step, healthy)] == []

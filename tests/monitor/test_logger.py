@@ -12,31 +12,20 @@ from rich.console import Console
 
 from megarl.monitor.console import ConsoleSink, number
 from megarl.monitor.jsonl import read_metrics
-from megarl.monitor.logger import MetricLogger, NullLogger, open_logger
+from megarl.monitor.logger import MetricLogger, open_logger
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.registry import UnregisteredMetric
 from megarl.monitor.settings import LogSettings
 from megarl.monitor.wandb_sink import WandbSink
-from megarl.records import StepStats
 
 
 def test_an_unregistered_name_reaches_no_sink(tmp_path: Path) -> None:
     logger = open_logger(tmp_path, LogSettings(sinks=["jsonl"]))
     with pytest.raises(UnregisteredMetric):
-        logger.log(StepStats(0, {"train/lr": 1.0, "train/nonsense": 1.0}))
-    logger.log(StepStats(0, {"train/lr": 1.0}))
+        logger.log(0, {"train/lr": 1.0, "train/nonsense": 1.0})
+    logger.log(0, {"train/lr": 1.0})
     logger.close()
     assert list(read_metrics(tmp_path / "metrics.jsonl")) == [(0, {"train/lr": 1.0})]
-
-
-def test_ranks_that_do_not_speak_touch_no_file(tmp_path: Path) -> None:
-    logger = open_logger(
-        tmp_path / "run", LogSettings(sinks=["jsonl", "console", "wandb", "tensorboard"]), enabled=False
-    )
-    logger.log(StepStats(0, {"train/lr": 1.0}))
-    logger.close()
-    assert isinstance(logger, NullLogger)
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_console_line_holds_the_few_numbers_that_matter() -> None:
@@ -83,7 +72,7 @@ def test_tensorboard_holds_each_step_once_after_a_resume(tmp_path: Path) -> None
     for resume_at, steps, lr in ((None, range(5), 1.0), (3, range(3, 6), 2.0)):
         logger = open_logger(tmp_path, LogSettings(sinks=["tensorboard"]), resume_at=resume_at)
         for step in steps:
-            logger.log(StepStats(step, {"train/lr": lr}))
+            logger.log(step, {"train/lr": lr})
         logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -139,7 +128,7 @@ def test_wandb_runs_offline_without_a_key_and_a_resumed_run_keeps_its_id(
         logger = open_logger(
             tmp_path, LogSettings(sinks=["wandb"]), resume_at=resume_at, run_config={"seed": 1}
         )
-        logger.log(StepStats(resume_at or 0, {"train/lr": lr}))
+        logger.log(resume_at or 0, {"train/lr": lr})
         logger.close()
     run_id = (tmp_path / "wandb_run_id").read_text().strip()
     runs = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
@@ -156,7 +145,7 @@ def test_a_wandb_failure_warns_once_and_training_goes_on(tmp_path: Path, offline
     with pytest.warns(RuntimeWarning, match="W&B failed and is off"):
         sink = WandbSink(tmp_path)
     logger = MetricLogger([sink], default_registry())
-    logger.log(StepStats(0, {"train/lr": 1.0}))
+    logger.log(0, {"train/lr": 1.0})
     logger.close()
 
 

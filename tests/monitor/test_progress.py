@@ -47,22 +47,19 @@ def test_a_rank_that_does_not_speak_prints_nothing() -> None:
     stream, console = log_file()
     with progress("Scoring", 2, console=console, enabled=False, announce=True, interval=0) as bar:
         bar.advance(2)
-        bar.update(total=3)
+        bar.update(description="Scored")
     assert stream.getvalue() == ""
 
 
-def test_a_total_learned_late_gives_a_share_from_then_on() -> None:
+def test_a_phase_without_a_total_tells_its_count_and_takes_another_name() -> None:
     clock, (stream, console) = Clock(), log_file()
     with progress("Loading", unit="tensors", console=console, interval=1, clock=clock) as bar:
         clock.now += 4
         bar.advance(2)
-        bar.update(total=8)
-        clock.now += 4
-        bar.advance(2)
+        bar.update(description="Loaded")
     assert stream.getvalue().splitlines() == [
         "Loading: 2 tensors, 2.0 s/tensor",
-        "Loading: 4/8 tensors (50%), 2.0 s/tensor, 8.0 s left",
-        "Loading: 4 tensors in 8.0 s, 2.0 s/tensor",
+        "Loaded: 2 tensors in 4.0 s, 2.0 s/tensor",
     ]
 
 

@@ -84,13 +84,6 @@ def test_only_every_nth_step_is_written_and_only_where_it_is_wanted(tmp_path: Pa
     assert names == ["step_000000.jsonl", "step_000005.jsonl", "step_000010.jsonl"]
 
 
-def test_the_number_of_groups_can_be_limited(tmp_path: Path) -> None:
-    rows = read(
-        SampleWriter(tmp_path, every=1, most_groups=2).write(0, [group(f"sum/{i}") for i in range(5)])
-    )
-    assert [row["prompt_id"] for row in rows] == ["sum/0", "sum/0", "sum/1", "sum/1"]
-
-
 def test_a_step_written_again_after_a_resume_replaces_the_file(tmp_path: Path) -> None:
     SampleWriter(tmp_path, every=1).write(0, [group(), group("sum/1")])
     assert len(read(SampleWriter(tmp_path, every=1).write(0, [group()]))) == 2

@@ -12,7 +12,7 @@ import numpy as np
 
 from megarl.algorithms import resolve_sources
 from megarl.algorithms.recipes import make_recipe
-from megarl.data.packing import gather_response, make_micro_batches
+from megarl.data.packing import make_micro_batches, response_positions
 from megarl.megatron.critic import Critic
 from megarl.megatron.policy import Policy
 from megarl.megatron.reference import ReferencePolicy
@@ -81,10 +81,11 @@ def engine_job(checkpoint: Path) -> dict[str, np.ndarray]:
     (micro_batch,) = make_micro_batches(open_, 10_000)
     ((logprobs, _),) = policy.compute_logprobs([micro_batch], temperature=0.8)
     rng = np.random.default_rng(1)
-    found = gather_response(micro_batch, open_, logprobs)
+    answered = [open_[row] for row in micro_batch.rows.tolist()]
+    found = logprobs[response_positions(micro_batch, open_)].split([len(s.response_ids) for s in answered])
     return {
-        open_[row].sample_id: values.numpy() + rng.normal(0, 0.1, len(values)).astype(np.float32)
-        for row, values in zip(micro_batch.rows.tolist(), found, strict=True)
+        sample.sample_id: values.numpy() + rng.normal(0, 0.1, len(values)).astype(np.float32)
+        for sample, values in zip(answered, found, strict=True)
     }
 
 
