@@ -39,8 +39,8 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     folder, it goes on from the newest good checkpoint.
     """
     from megarl import launcher
-    from megarl.config.files import check_files
     from megarl.config.load import load_config
+    from megarl.config.rules import check_files
 
     try:  # what can be told before torch is imported
         settings = load_config(config, overrides or ())
@@ -64,8 +64,8 @@ def check(config: ConfigFile, overrides: Overrides = None) -> None:
     Refuses what the run's start would refuse, as far as one process can see it. For a run on several nodes say how
     many ranks there are in all: launch.ranks=32.
     """
-    from megarl.config.files import check_files
     from megarl.config.load import load_config
+    from megarl.config.rules import check_files
     from megarl.launcher import ranks_on_this_machine
 
     settings = load_config(config, overrides or ())
