@@ -41,7 +41,7 @@ def policy_loss(
     ref_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> LossOutput:
-    """The recipe's loss on a packed batch, with its metrics.
+    """Return the recipe's loss on a packed batch, with its metrics.
 
     logprobs: [tokens], of the sampled tokens under the current policy, with gradient. old_logprobs: [tokens];
     with `old_logprobs: current` pass logprobs.detach(). advantages: [tokens]. mask: bool [tokens]; masked
