@@ -185,7 +185,6 @@ def data_inspect(
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show counts, length percentiles, duplicates, a few rendered prompts, and problems by row number."""
-    import dataclasses
     import json
 
     from megarl.data.inspection import inspect_file, render_report
@@ -198,10 +197,7 @@ def data_inspect(
         raise UserError("--chat-template needs --tokenizer, the folder of the tokenizer that it is for")
     tokens = load_tokenizer(tokenizer, chat_template) if tokenizer else None
     found = inspect_file(file, tokenizer=tokens, samples=samples, **settings)
-    if json_output:
-        print(json.dumps(dataclasses.asdict(found), indent=2, default=str))
-    else:
-        print(render_report(found))
+    print(json.dumps(vars(found), indent=2, default=str) if json_output else render_report(found))
 
 
 @config_app.command("show")

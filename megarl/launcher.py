@@ -30,7 +30,7 @@ WHAT_A_RUN_IMPORTS = ("megarl.training.train", "transformers.models.auto.tokeniz
 
 
 def under_torchrun() -> bool:
-    """Whether this process already is one of several ranks."""
+    """Return whether this process already is one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -120,7 +120,7 @@ def start_ranks(
 
 
 def can_fork() -> bool:
-    """Whether forks of this process can be ranks: a lone thread on Linux, without CUDA."""
+    """Return whether forks of this process can be ranks: a lone thread on Linux, without CUDA."""
     import torch
 
     return sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_available()
@@ -138,7 +138,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def _variables(rank: int, ranks: int, host: str, port: int, threads: int) -> dict[str, str]:
-    """What torchrun sets for the ranks of one machine, whose store is in the process that starts them."""
+    """Return what torchrun sets for the ranks of one machine, whose store is in the process that starts them."""
     names = ("RANK", "LOCAL_RANK", "ROLE_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     return {
         **{name: str(value) for group, value in zip(names, (rank, ranks), strict=True) for name in group},
@@ -183,7 +183,7 @@ class _Ranks:
         return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else int(codes != {0})
 
     def _running(self) -> list[int]:
-        """The processes that have not ended."""
+        """Return the processes that have not ended."""
         for pid in self._processes:
             if pid not in self._codes:
                 ended, status = os.waitpid(pid, os.WNOHANG)

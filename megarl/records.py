@@ -191,11 +191,11 @@ class MicroBatch:
         return len(self.token_ids)
 
     def with_columns(self, **columns: torch.Tensor) -> MicroBatch:
-        """The same micro-batch with these columns added, or exchanged."""
+        """Return the same micro-batch with these columns added, or exchanged."""
         return replace(self, columns={**self.columns, **columns})
 
     def with_routes(self, routes: Any) -> MicroBatch:
-        """The same micro-batch with these routes."""
+        """Return the same micro-batch with these routes."""
         return replace(self, routes=routes)
 
 
@@ -238,5 +238,5 @@ class Batch:
         return cls((), nothing, nothing, group_ids, micro_batches)
 
     def with_micro_batches(self, micro_batches: Iterable[MicroBatch]) -> Batch:
-        """The same batch with these micro-batches in place of its own, one for one."""
+        """Return the same batch with these micro-batches in place of its own, one for one."""
         return replace(self, micro_batches=tuple(micro_batches))

@@ -254,7 +254,7 @@ def whiten(
 
 @torch.no_grad()
 def advantage_metrics(*, rewards: Tensor, group_ids: Tensor) -> m.Metrics:
-    """What the groups of this replica can teach; summed over data-parallel replicas. rewards, group_ids:
+    """Return what the groups of this replica can teach; summed over data-parallel replicas. rewards, group_ids:
     [responses]."""
     batch = Rewards.of(rewards, group_ids)
     size = batch.group_sum(batch.scored)

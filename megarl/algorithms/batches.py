@@ -126,7 +126,7 @@ def _pack(batches: Sequence[Batch], recipe: Recipe) -> list[_Packed]:
 
 
 def _responses(micro_batch: MicroBatch) -> Responses:
-    """The responses of a micro-batch: none of a filler, in which attention sees a sequence."""
+    """Return the responses of a micro-batch: none of a filler, in which attention sees a sequence."""
     return Responses.of(micro_batch.mask, micro_batch.cu_seqlens[: len(micro_batch.rows) + 1])
 
 
@@ -138,7 +138,7 @@ def _penalty(recipe: Recipe, micro_batch: MicroBatch) -> Tensor:
 
 
 def _rewards(batches: Sequence[Batch], recipe: Recipe, packed: Sequence[_Packed]) -> Rewards:
-    """The rollout's rewards; a KL in the reward is taken from them unless it comes token by token."""
+    """Return the rollout's rewards; a KL in the reward is taken from them unless it comes token by token."""
     part = recipe.parts["advantage"]
     nothing = torch.empty(0)
     rewards = torch.cat([nothing, *(b.rewards for b in batches)])

@@ -46,14 +46,14 @@ def render_recipe(recipe: Recipe) -> str:
 
 
 def render_part(part: Part) -> str:
-    """What it means, its formula, and its settings with their defaults and bounds."""
+    """Return what it means, its formula, and its settings with their defaults and bounds."""
     lines = [f"{part.slot} {part.name}: {part.meaning}", *_wrapped([part.formula])]
     lines += _wrapped(f"{key}: {describe(setting)}" for key, setting in part.settings.items())
     return "\n".join(lines) + "\n"
 
 
 def describe(setting: Setting) -> str:
-    """Its meaning, default and bounds."""
+    """Return its meaning, default and bounds."""
     kind = f"one of {', '.join(setting.kind)}" if isinstance(setting.kind, tuple) else KINDS[setting.kind][0]
     default = "must be given" if setting.default is REQUIRED else f"{show(setting.default)} unless given"
     words = [
@@ -70,7 +70,7 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 
 
 def formula(recipe: Recipe) -> list[str]:
-    """The objective, one line per part, as the code computes it."""
+    """Return the objective, one line per part, as the code computes it."""
     correction = "c_t " if recipe.correction != "none" else ""
     kl = " + kl_coef kl_t" if recipe.kl != "none" and recipe.kl_in == "loss" else ""
     entropy = " - entropy_coef H_t" if recipe.entropy_coef else ""
@@ -85,7 +85,7 @@ def formula(recipe: Recipe) -> list[str]:
 
 
 def recipe_table() -> str:
-    """All recipes by part, as a Markdown table."""
+    """Return all recipes by part, as a Markdown table."""
     head = ["recipe", *SLOTS, "settings of the parts", "old", "mini-batches"]
     rows = [
         [
@@ -101,7 +101,7 @@ def recipe_table() -> str:
 
 
 def part_table(slot: str) -> str:
-    """Megarl's own parts for a slot, as a Markdown table."""
+    """Return megarl's own parts for a slot, as a Markdown table."""
     rows = [
         [
             f"`{part.name}`",
@@ -119,7 +119,7 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 def show(value: object) -> str:
-    """A value as YAML writes it."""
+    """Return a value as YAML writes it."""
     if value is None:
         return "null"
     if isinstance(value, bool):

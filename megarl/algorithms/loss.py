@@ -41,7 +41,7 @@ def policy_loss(
     ref_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> LossOutput:
-    """The recipe's loss on a packed batch, with its metrics.
+    """Return the recipe's loss on a packed batch, with its metrics.
 
     logprobs: [tokens], of the sampled tokens under the current policy, with gradient. old_logprobs: [tokens];
     with `old_logprobs: current` pass logprobs.detach(). advantages: [tokens]. mask: bool [tokens]; masked
@@ -64,11 +64,13 @@ def policy_loss(
     metrics |= loss_metrics.batch_metrics(advantages, weights, responses)
     loss = pg_loss
     if recipe.kl != "none" and (recipe.kl_in == "loss" or ref_logprobs is not None):
-        kl, kl_metrics = _kl_term(recipe, logprobs, ref_logprobs, weights, responses)
-        metrics |= kl_metrics
+        reference = _needed(ref_logprobs, "ref_logprobs", f"kl {recipe.kl!r} in the loss")
+        kl = kl_estimate(recipe.use("kl"), logprobs, responses.clean(reference, "ref_logprobs"))
+        metrics |= loss_metrics.kl_metrics(kl, weights)
         if recipe.kl_in == "loss":
-            metrics["train/kl_loss"] = loss_of(recipe.kl_coef * kl)
-            loss = loss + recipe.kl_coef * kl
+            kl_loss = recipe.kl_coef * _weighted_sum(weights, kl.value)
+            metrics["train/kl_loss"] = loss_of(kl_loss)
+            loss = loss + kl_loss
     if recipe.entropy_coef or entropy is not None:
         entropy = responses.clean(_needed(entropy, "entropy", "entropy_coef"), "entropy")
         metrics["train/entropy"] = mean_of(entropy.detach(), weights)
@@ -112,16 +114,6 @@ def _policy_term(
 
     metrics |= loss_metrics.weight_metrics(ratio, correction, off_policy, weights)
     return _weighted_sum(corrected, losses.loss), metrics
-
-
-def _kl_term(
-    recipe: Recipe, logprobs: Tensor, ref_logprobs: Tensor | None, weights: Tensor, responses: Responses
-) -> tuple[Tensor, Metrics]:
-    """sum_t w_t kl_t."""
-    reference = _needed(ref_logprobs, "ref_logprobs", f"kl {recipe.kl!r} in the loss")
-    reference = responses.clean(reference, "ref_logprobs").detach()
-    kl = kl_estimate(recipe.use("kl"), logprobs, reference)
-    return _weighted_sum(weights, kl.value), loss_metrics.kl_metrics(kl, weights)
 
 
 def value_loss(

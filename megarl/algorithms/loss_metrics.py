@@ -109,7 +109,7 @@ def kl_metrics(kl: KLEstimate, weights: Tensor) -> Metrics:
 def mismatch_metrics(
     trainer_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, cu_seqlens: Tensor
 ) -> Metrics:
-    """How far the engine that sampled and the trainer are apart, for the same weights and tokens.
+    """Return how far the engine that sampled and the trainer are apart, for the same weights and tokens.
 
     Differences per token and per response; every active token, and every response, counts the same.
 

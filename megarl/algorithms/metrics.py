@@ -46,22 +46,22 @@ def _total(values: Tensor) -> Tensor:
 
 
 def sum_of(values: Tensor) -> PartialMetric:
-    """Sum of all values, [n]."""
+    """Return the sum of all values, [n]."""
     return PartialMetric("sum", _total(values).reshape(1))
 
 
 def loss_of(value: Tensor) -> PartialMetric:
-    """A scalar part of the loss."""
+    """Return a scalar part of the loss."""
     return PartialMetric("loss", value.detach().double().reshape(1))
 
 
 def mean_of(values: Tensor, weights: Tensor) -> PartialMetric:
-    """Weighted mean. values (numbers or bool), weights: [n]."""
+    """Return the weighted mean. values (numbers or bool), weights: [n]."""
     return PartialMetric("mean", torch.stack([_total(values * weights), _total(weights)]))
 
 
 def moments_of(values: Tensor, weights: Tensor) -> PartialMetric:
-    """Weighted mean and standard deviation, logged as NAME_mean and NAME_std."""
+    """Return the weighted mean and standard deviation, logged as NAME_mean and NAME_std."""
     return PartialMetric("moments", _moments(values, weights))
 
 
@@ -71,17 +71,17 @@ def effective_size_of(values: Tensor, weights: Tensor) -> PartialMetric:
 
 
 def largest_of(values: Tensor, among: Tensor) -> PartialMetric:
-    """Largest value where `among`, bool [n]."""
+    """Return the largest value where `among`, bool [n]."""
     return PartialMetric("max", _largest(values, among))
 
 
 def smallest_of(values: Tensor, among: Tensor) -> PartialMetric:
-    """Smallest value where `among`, bool [n]."""
+    """Return the smallest value where `among`, bool [n]."""
     return PartialMetric("min", _largest(-values, among))
 
 
 def quantiles_of(log_values: Tensor, weights: Tensor) -> PartialMetric:
-    """Weighted quantiles of exp(log_values), logged as NAME_p01, NAME_p50, NAME_p99.
+    """Return the weighted quantiles of exp(log_values), logged as NAME_p01, NAME_p50, NAME_p99.
 
     Bins are even in asinh(log x / 1e-5): a logarithm read off them is right to 1.5% of itself, or to 1.5e-7
     near 0 (ratio 1), up to +-20.
@@ -107,7 +107,7 @@ def _largest(values: Tensor, among: Tensor) -> Tensor:
 
 
 def combine(parts: Iterable[Metrics]) -> Metrics:
-    """The metrics of several micro-batches as those of one. Names that only some have are kept."""
+    """Return the metrics of several micro-batches as those of one. Names that only some have are kept."""
     out: Metrics = {}
     for part in parts:
         for name, metric in part.items():
@@ -120,7 +120,7 @@ def combine(parts: Iterable[Metrics]) -> Metrics:
 
 
 def average_steps(parts: Sequence[Metrics]) -> Metrics:
-    """The metrics of several optimizer steps as those of one: combined, with the mean of their losses."""
+    """Return the metrics of several optimizer steps as those of one: combined, with the mean of their losses."""
     return {
         name: PartialMetric(m.kind, m.value / len(parts)) if m.kind == "loss" else m
         for name, m in combine(parts).items()
@@ -130,7 +130,7 @@ def average_steps(parts: Sequence[Metrics]) -> Metrics:
 def reduce_metrics(
     metrics: Metrics, *, sum_ranks: Callable[[Tensor], Tensor], max_ranks: Callable[[Tensor], Tensor]
 ) -> Metrics:
-    """The metrics of all ranks. Every rank holds the same names; each callable gets one flat float64 vector.
+    """Return the metrics of all ranks. Every rank holds the same names; each callable gets one flat float64 vector.
 
     sum_ranks, max_ranks: return the element-wise sum, maximum over data- and context-parallel ranks.
     """
@@ -148,7 +148,7 @@ def reduce_metrics(
 
 
 def finalize(metrics: Metrics) -> dict[str, float]:
-    """Numbers to log. A name without any data (a mean over no tokens) is left out rather than made up."""
+    """Return the numbers to log. A name without any data (a mean over no tokens) is left out rather than made up."""
     if not metrics:
         return {}
     flat = torch.cat([metric.value for metric in metrics.values()]).tolist()

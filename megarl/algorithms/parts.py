@@ -273,7 +273,7 @@ def setting_of(name: str, annotation: Any, default: Any) -> Setting:
 
 
 def builtin_parts(slot: str) -> dict[str, Part]:
-    """Megarl's own parts for a slot by name, in the order of their file."""
+    """Return megarl's own parts for a slot by name, in the order of their file."""
     module = importlib.import_module(SLOTS[slot].module)
     return {p.name: p for p in vars(module).values() if isinstance(p, Part) and p.slot == slot}
 

@@ -93,7 +93,7 @@ class Recipe:
         return functools.partial(part.function, **{name: self.settings[name] for name in part.arguments})
 
     def settings_in_use(self) -> dict[str, Setting]:
-        """The settings that its parts have, slot by slot, then those of every recipe."""
+        """Return the settings that its parts have, slot by slot, then those of every recipe."""
         own = {name: s for part in self.parts.values() for name, s in part.settings.items()}
         return {**own, **COMMON}
 
@@ -224,7 +224,7 @@ class LogprobAndRouteSource(NamedTuple):
 
 
 def resolve_sources(recipe: Recipe, *, moe: bool, minibatches: int | None = None) -> LogprobAndRouteSource:
-    """What the recipe's `auto` comes to for this model and number of mini-batches (None: the recipe's own).
+    """Return what the recipe's `auto` comes to for this model and number of mini-batches (None: the recipe's own).
 
     old_logprobs auto: `current` with one mini-batch (the policy that is updated is the one that sampled),
     else `recompute`. routing_replay auto: `recorded` for an MoE with several mini-batches and a recompute

@@ -46,7 +46,7 @@ class Totals(NamedTuple):
         return self.counts[2]
 
     def select(self, rows: Tensor) -> Totals:
-        """The same totals for some of the responses (a micro-batch's). rows: int64 [some responses]."""
+        """Return the same totals for some of the responses (a micro-batch's). rows: int64 [some responses]."""
         return self._replace(response_tokens=self.response_tokens[rows], group_tokens=self.group_tokens[rows])
 
 

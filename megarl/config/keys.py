@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 
 def _innermost(annotation: Any) -> Iterator[Any]:
-    """The classes that a type is made of, and the words of its literals."""
+    """Yield the classes that a type is made of, and the words of its literals."""
     parts = get_args(annotation)
     if get_origin(annotation) is Literal or not parts:
         yield from parts or (annotation,)
@@ -81,7 +81,7 @@ def all_keys(
 
 
 def _matches(path: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether the parts name what is at this path; list numbers and the user's names may be left out."""
+    """Return whether the parts name what is at this path; list numbers and the user's names may be left out."""
     if path and path[0] in (NUMBER, NAME):
         taken = parts and (path[0] == NAME or parts[0] == NUMBER or parts[0].isdecimal())
         return bool(taken and _matches(path[1:], parts[1:])) or _matches(path[1:], parts)

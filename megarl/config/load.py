@@ -32,7 +32,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def make_config(values: Any, *, where: str = "config") -> Config:
-    """A `Config` from plain values. Raises UserError for the first thing that is wrong."""
+    """Make a `Config` from plain values. Raises UserError for the first thing that is wrong."""
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
@@ -42,12 +42,12 @@ def make_config(values: Any, *, where: str = "config") -> Config:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration; reading it back gives the same one."""
+    """Return the resolved configuration as YAML; reading it back gives the same one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> DictConfig:
-    """One file with its defaults under it."""
+    """Read one file with its defaults under it."""
     resolved = path.resolve()
     if resolved in above:
         raise UserError(
@@ -94,7 +94,7 @@ def _lay_over(base: DictConfig, layer: DictConfig) -> DictConfig:
 
 
 def _identity(config: DictConfig, key: str) -> Any:
-    """What a section is of: its kind, or the algorithm's name."""
+    """Return what a section is of: its kind, or the algorithm's name."""
     section = config.get(key)
     return section.get("kind", section.get("name")) if isinstance(section, DictConfig) else None
 
@@ -125,7 +125,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _explain(error: ValidationError, values: Any) -> str:
-    """One sentence for the first error: the key, what is wrong, what was probably meant."""
+    """Return one sentence for the first error: the key, what is wrong, what was probably meant."""
     first = error.errors(include_url=False)[0]
     parts = _as_written(first["loc"], values)
     key = ".".join(parts)
@@ -144,7 +144,7 @@ def _explain(error: ValidationError, values: Any) -> str:
 
 
 def _as_written(location: Sequence[str | int], values: Any) -> list[str]:
-    """The keys of pydantic's location, without the names of the union variants that it tried."""
+    """Return the keys of pydantic's location, without the names of the union variants that it tried."""
     *above, last = location
     parts = []
     for part in above:

@@ -38,7 +38,7 @@ def check_files(config: Config) -> None:
 
 
 def _how_to_make(path: str) -> str:
-    """What makes an example's files: the `make.py` of its folder."""
+    """Return what makes an example's files: the `make.py` of its folder."""
     folders = (folder for folder in Path(path).parents if "examples" in folder.parts)
     script = next((folder / "make.py" for folder in folders if (folder / "make.py").is_file()), None)
     return f" `python {script}` makes it." if script else ""

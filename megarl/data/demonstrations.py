@@ -29,7 +29,7 @@ class Demonstrations:
 
     @cached_property
     def identity(self) -> str:
-        """What says whether two cold starts learn the same in the same order."""
+        """The same for two cold starts that learn the same in the same order."""
         digest = hashlib.blake2b(digest_size=16)
         for sequence in self.sequences:
             for part in (sequence.token_ids, sequence.loss_mask):
@@ -38,7 +38,7 @@ class Demonstrations:
         return f"{len(self.sequences)} conversations {digest.hexdigest()} {order}"
 
     def batch(self, step: int, share: int, replica: int = 0, replicas: int = 1) -> list[TokenSequence]:
-        """This replica's `share` of the sequences of step `step`, counted from 1."""
+        """Return this replica's `share` of the sequences of step `step`, counted from 1."""
         first = ((step - 1) * replicas + replica) * share
         return [self._at(position) for position in range(first, first + share)]
 

@@ -36,13 +36,13 @@ class Tally:
     problems: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
-        """Counts and the first problem, for a message."""
+        """Return counts and the first problem, for a message."""
         counts = ", ".join(f"{n} {what}" for what, n in self.counts.items()) or "no rows"
         return f"{counts}; first: {self.problems[0]}" if self.problems else counts
 
 
 def open_rows(settings: RowSettings) -> Iterator[Row]:
-    """All rows of a source, the unreadable among them."""
+    """Return all rows of a source, the unreadable among them."""
     how = settings.model_dump(include={"format", "split", "delimiter", "max_row_bytes"})
     return read_rows(Path(settings.path).expanduser(), **how)
 
@@ -50,7 +50,7 @@ def open_rows(settings: RowSettings) -> Iterator[Row]:
 def shaped_rows(
     settings: RowSettings, shape: Callable[[Mapping[str, Any]], Shaped], tally: Tally
 ) -> Iterator[tuple[Row, Shaped]]:
-    """Rows that could be read and shaped, with what they became.
+    """Yield rows that could be read and shaped, with what they became.
 
     A bad row raises UserError with file, row and reason, or is counted in `tally`, as `on_bad_row` says.
     """
@@ -77,7 +77,7 @@ def _hint(settings: RowSettings, row: Row) -> str:
 
 
 def row_reader(settings: RowSettings) -> RowReader:
-    """How these rows are read. Raises UserError if neither a preset nor a column says where the question is."""
+    """Return how these rows are read. Raises UserError if neither a preset nor a column says where the question is."""
     if settings.preset is None and not settings.columns:
         raise UserError(f"{settings.path}: set preset, or columns.question (and columns.answer).")
     columns = {str(role): column for role, column in settings.columns.items()}
@@ -111,7 +111,7 @@ class FileQuestions:
 def open_conversations(
     settings: DemonstrationSettings, tokenizer: ChatTokenizer
 ) -> tuple[list[TokenSequence], Tally]:
-    """Conversations to learn from, encoded; all assistant turns are learned. None is cut.
+    """Return conversations to learn from, encoded; all assistant turns are learned. None is cut.
 
     The tally counts rows, malformed, overlong, train. Raises UserError if none is left.
     """

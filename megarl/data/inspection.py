@@ -79,7 +79,7 @@ def inspect_file(
 
 
 def _use(reader: RowReader, row: Mapping[str, Any] | None) -> str:
-    """What rows are for: the preset's use that reads this one; without a preset, by the roles that are set."""
+    """Return what rows are for: the preset's use that reads this one; without a preset, by the roles that are set."""
     if reader.preset.name not in PRESETS:
         roles = set(reader.columns)
         return "preference" if "chosen" in roles else "chat" if "response" in roles else "prompt"
@@ -205,7 +205,7 @@ def _kind(answer: Any) -> str:
 
 
 def render_report(report: Report) -> str:
-    """The report as plain text, for a console."""
+    """Return the report as plain text, for a console."""
     lines = [report.path, f"  rows {report.rows:,}, of which {report.malformed:,} can't be used"]
     if report.preset:
         how = "told by the rows" if report.detected else "as set"

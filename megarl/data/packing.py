@@ -101,7 +101,7 @@ def split_to_count(packed: Sequence[Sequence[int]], lengths: Sequence[int], coun
 
 
 def _halves(indices: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Two non-empty parts of about equal tokens: longest first, each to the lighter part."""
+    """Return two non-empty parts of about equal tokens: longest first, each to the lighter part."""
     parts: tuple[list[int], list[int]] = ([], [])
     weights = [0, 0]
     for index in sorted(indices, key=lambda i: (-lengths[i], i)):
@@ -117,7 +117,7 @@ def _ordered(bins: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list
 
 
 def micro_batch_count(sequences: Sequence[Sample | TokenSequence], token_budget: int) -> int:
-    """How many micro-batches these sequences need. Replicas agree on the largest and pass it as `count`."""
+    """Return how many micro-batches these sequences need. Replicas agree on the largest and pass it as `count`."""
     return len(pack([s.tokens for s in sequences], token_budget))
 
 
@@ -163,7 +163,7 @@ def _micro_batch(sequences: Sequence[Sample | TokenSequence], rows: Sequence[int
 
 
 def _filler() -> MicroBatch:
-    """A micro-batch of no sequences: one masked token 0, which attention sees as a sequence of length 1."""
+    """Return a micro-batch of no sequences: one masked token 0, which attention sees as a sequence of length 1."""
     return MicroBatch(
         token_ids=torch.zeros(1, dtype=torch.int64),
         position_ids=torch.zeros(1, dtype=torch.int64),
@@ -175,7 +175,7 @@ def _filler() -> MicroBatch:
 
 
 def response_positions(micro_batch: MicroBatch, samples: Sequence[Sample]) -> torch.Tensor:
-    """Input positions that predict response tokens: int64 [response tokens of the micro-batch], in row order.
+    """Return input positions that predict response tokens: int64 [response tokens of the micro-batch], in row order.
 
     Response token `j` after `p` prompt tokens is predicted at position `p + j - 1` of its sequence.
     """
@@ -190,7 +190,7 @@ def response_positions(micro_batch: MicroBatch, samples: Sequence[Sample]) -> to
 def scatter_response(
     micro_batch: MicroBatch, samples: Sequence[Sample], values: Sequence[np.ndarray | torch.Tensor]
 ) -> torch.Tensor:
-    """Per-response vectors as one vector by input position.
+    """Return per-response vectors as one vector by input position.
 
     samples: what the micro-batch's rows index. values: one vector [response_tokens] for each sample, in
     their order (for example each sample's engine log-probabilities). Returns [tokens] of the values' dtype

@@ -185,7 +185,7 @@ class RowReader:
         self._required = set(columns or {}) | (set(self.preset.columns) - self.preset.optional)
 
     def fitting_use(self, row: Mapping[str, Any]) -> str | None:
-        """The first of the preset's uses that reads this row, or None."""
+        """Return the first of the preset's uses that reads this row, or None."""
         for use in self.preset.uses:
             with suppress(RowError, UserError):
                 getattr(self, use)(row)
@@ -202,7 +202,7 @@ class RowReader:
         return PromptRow(asked, self.preset.bare(values.all_text(asked)), verifier, self._ground_truth(row))
 
     def chat(self, row: Mapping[str, Any]) -> list[Message]:
-        """A conversation to learn from; it ends with the assistant."""
+        """Return a conversation to learn from; it ends with the assistant."""
         if "messages" in self.columns:
             column, value = self._value(row, "messages")
             chat: list[Message] = list(values.messages(value, repr(column)))
@@ -270,5 +270,5 @@ class RowReader:
 
 
 def detect_preset(row: Mapping[str, Any]) -> str | None:
-    """The first preset of the table that reads this row, or None."""
+    """Return the first preset of the table that reads this row, or None."""
     return next((name for name in PRESETS if RowReader(name, verifier="any").fitting_use(row)), None)

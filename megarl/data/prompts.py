@@ -55,7 +55,7 @@ class PromptData:
         return lines
 
     def stream(self, replica: int = 0, replicas: int = 1) -> PromptStream:
-        """The training prompts of one data-parallel replica."""
+        """Return the training prompts of one data-parallel replica."""
         return PromptStream(
             self.pools, seed=self.seed, shuffle=self.shuffle, replica=replica, replicas=replicas
         )
@@ -83,7 +83,7 @@ class _Rules:
         return True
 
     def encode(self, questions: Sequence[Question]) -> list[Prompt | None]:
-        """Their prompts; None for one that is longer than allowed, where such prompts are skipped."""
+        """Return their prompts; None for one that is longer than allowed, where such prompts are skipped."""
         texts = [self._render(question) for question in questions]
         prompts: list[Prompt | None] = []
         for question, text, ids in zip(questions, texts, self.tokenizer.encode_texts(texts), strict=True):
@@ -134,7 +134,7 @@ class _Endless:
         raise UserError(f"source {self.name!r}: none of {ATTEMPTS} questions can be trained on ({why}).")
 
     def held_out(self, count: int) -> list[Prompt]:
-        """The first `count` distinct held-out prompts. Raises UserError if the task hasn't as many."""
+        """Return the first `count` distinct held-out prompts. Raises UserError if the task hasn't as many."""
         found: dict[bytes, Prompt] = {}
         slot, since, overlong = 0, 0, 0
         while len(found) < count and since < FRUITLESS / self._rules.settings.heldout.fraction:
@@ -217,7 +217,7 @@ def _open_evaluation(
 
 
 def _open_finite(source: Source, rules: _Rules, seen: set[bytes], tally: Tally) -> tuple[Pool, list[Prompt]]:
-    """The training pool of a finite source and its held-out prompts; `seen` collects the keys of all sources."""
+    """Return the training pool of a finite source and its held-out prompts; `seen` collects the keys of all sources."""
     kept: list[Question] = []
     kept_keys: set[bytes] = set()
     split: dict[bytes, Question] = {}
@@ -249,7 +249,7 @@ def _open_finite(source: Source, rules: _Rules, seen: set[bytes], tally: Tally) 
 def _fitting(
     questions: Sequence[Question], rules: _Rules, counts: Counter[str], overlong: str
 ) -> list[Prompt]:
-    """The prompts of these questions that are not too long; the others are counted as `overlong`."""
+    """Return the prompts of these questions that are not too long; the others are counted as `overlong`."""
     encoded = [p for i in range(0, len(questions), BATCH) for p in rules.encode(questions[i : i + BATCH])]
     fitting = [prompt for prompt in encoded if prompt is not None]
     counts[overlong] += len(encoded) - len(fitting)
@@ -257,7 +257,7 @@ def _fitting(
 
 
 def _questions(source: Source, tally: Tally) -> Iterator[Question]:
-    """The questions of a finite source, counted, bad rows too."""
+    """Yield the questions of a finite source, counted, bad rows too."""
     if isinstance(source, FileSettings):
         yield from FileQuestions(source, tally)
         return

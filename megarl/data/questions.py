@@ -36,7 +36,7 @@ def content_key(text: str) -> bytes:
 
 
 def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:
-    """Whether the split puts this key on the held-out side: a pure function of content, fraction and salt.
+    """Return whether the split puts this key on the held-out side: a pure function of content, fraction and salt.
 
     Duplicates land on the same side, and growing the fraction only adds to the held-out side.
     """

@@ -49,7 +49,7 @@ class Row:
 
 
 def json_line_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
-    """One JSON object on each line; empty lines are passed over."""
+    """Yield the rows of JSON lines, one object a line; empty lines are passed over."""
     with _opened(path) as file:
         for number, line in _lines(path, file, max_row_bytes):
             if line is None:
@@ -59,7 +59,7 @@ def json_line_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
 
 
 def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
-    """A JSON array of objects, an object that holds one (`{"data": [...]}`), or JSON lines by another name."""
+    """Yield the rows of a JSON array, of an object that holds one (`{"data": [...]}`), or of JSON lines."""
     if _begins_json_lines(path, max_row_bytes):
         yield from json_line_rows(path, max_row_bytes)
         return
@@ -86,7 +86,7 @@ def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
 
 
 def _list_inside(document: dict[str, Any]) -> list[Any]:
-    """The rows of `{"data": [...]}`; any other object is one row (MATH has a file for each problem)."""
+    """Return the rows of `{"data": [...]}`; any other object is one row (MATH has a file for each problem)."""
     lists = {key: value for key, value in document.items() if isinstance(value, list)}
     ((key, rows), *others) = [*lists.items(), ("", [document])]
     one = len(others) == 1 and key not in LISTS_OF_A_ROW and rows and all(isinstance(r, dict) for r in rows)
@@ -212,7 +212,7 @@ def _lines(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[tuple[in
 
 
 def _text_lines(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[str]:
-    """Lines for the CSV reader: bytes that aren't UTF-8 become lone surrogates, which `_csv_row` finds."""
+    """Yield lines for the CSV reader: bytes that aren't UTF-8 become lone surrogates, which `_csv_row` finds."""
     for number, line in _lines(path, file, max_row_bytes):
         if line is None:
             raise UserError(f"{path}, row {number}: {_too_long(max_row_bytes)}.")
@@ -220,7 +220,7 @@ def _text_lines(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[str
 
 
 def _begins_json_lines(path: Path, max_row_bytes: int) -> bool:
-    """Whether the first of several lines is an object; a single one is a document, whose rows may be inside."""
+    """Return whether the first of several lines is an object; a single one is a document, whose rows may be inside."""
     with _opened(path) as file:
         filled = (line for _, line in _lines(path, file, max_row_bytes) if line is None or line.strip())
         first, second = next(filled, None), next(filled, b"")

@@ -165,7 +165,7 @@ class DemonstrationSettings(RowSettings):
 
 
 def source_name(source: ReasoningGymSettings | FileSettings) -> str:
-    """The name a source goes by: its own, its task's, or its file's stem."""
+    """Return the name a source goes by: its own, its task's, or its file's stem."""
     if source.name:
         return source.name
     if isinstance(source, ReasoningGymSettings):

@@ -88,7 +88,7 @@ class PromptStream:
         self._replica, self._replicas = replica, replicas
 
     def next(self, count: int) -> list[Prompt]:
-        """This replica's next `count` prompts: its block of the next `count * replicas` of the global order."""
+        """Return this replica's next `count` prompts: its block of the next `count * replicas` of the global order."""
         if count < 0:
             raise ValueError(f"can't draw {count} prompts")
         draws = [self._draw() for _ in range(count * self._replicas)]
@@ -96,7 +96,7 @@ class PromptStream:
         return [self._pools[name].prompt(slot) for name, slot in mine]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on, JSON-able, the same on all replicas."""
+        """Return everything needed to go on, JSON-able, the same on all replicas."""
         return {
             "format": STATE_FORMAT,
             "seed": self._seed,
@@ -137,7 +137,7 @@ class PromptStream:
         return None
 
     def _draw(self) -> tuple[str, int]:
-        """The next (source, slot) of the global order."""
+        """Return the next (source, slot) of the global order."""
         total = 1 + sum(c.drawn for c in self._cursors.values())
         # The source that lags its share most: after any number of draws each is within one of its share.
         name = max(self._shares, key=lambda n: self._shares[n] * total - self._cursors[n].drawn)

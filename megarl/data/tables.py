@@ -33,7 +33,7 @@ def read_rows(
     delimiter: str = ",",
     max_row_bytes: int = 64 << 20,
 ) -> Iterator[Row]:
-    """All rows of a source in order, with those that can't be read among them.
+    """Yield all rows of a source in order, with those that can't be read among them.
 
     path: a file, a folder of files (a downloaded dataset repository) or a `save_to_disk` folder.
     format: one of jsonl, json, csv, tsv, parquet; None = by the name's ending.
@@ -68,7 +68,7 @@ def _rows(
 
 
 def file_format(path: Path) -> str:
-    """The format that a file's name promises. Raises UserError for an unknown ending."""
+    """Return the format that a file's name promises. Raises UserError for an unknown ending."""
     ending, found = _ending(path)
     if found is None:
         raise UserError(f"{path}: unknown ending {ending!r}. Set format to one of {_READABLE}.")
@@ -80,7 +80,7 @@ def file_format(path: Path) -> str:
 
 
 def source_files(path: Path, format: str | None = None, split: str | None = None) -> list[Path]:
-    """The files of a source in order: the file itself, or the data files of a folder and its split."""
+    """Return the files of a source in order: the file itself, or the data files of a folder and its split."""
     if os.path.isfile(path):
         return [path]
     if not os.path.isdir(path):
@@ -111,13 +111,13 @@ def source_files(path: Path, format: str | None = None, split: str | None = None
 
 
 def _ending(path: Path) -> tuple[str, str | None]:
-    """A file's ending, without .gz, and the format that it promises."""
+    """Return a file's ending, without .gz, and the format that it promises."""
     ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     return ending, FORMATS.get(ending.lower())
 
 
 def _split_of(file: Path) -> str | None:
-    """The split that a path names by a word in it (`train-00000-of-00002.parquet`, `data/test/0.json`)."""
+    """Return the split that a path names by a word in it (`train-00000-of-00002.parquet`, `data/test/0.json`)."""
     words = [word for part in file.parts for word in re.split(r"[^A-Za-z]+", part)]
     return next((split for split in SPLITS if split in words), None)
 
@@ -139,7 +139,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _saved_rows(path: Path, split: str | None) -> Iterator[Row]:
-    """Rows of a folder written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
+    """Yield rows of a folder written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
     import datasets
 
     try:

@@ -58,11 +58,11 @@ class ChatTokenizer:
             )
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids int32 [tokens] of the text as it is: nothing is added; special tokens in it are parsed."""
+        """Return the ids int32 [tokens] of the text as it is: nothing is added; special tokens in it are parsed."""
         return np.asarray(self.hf.encode(text, add_special_tokens=False), dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
-        """Text without special tokens; bytes that form no character become U+FFFD."""
+        """Return the text without special tokens; bytes that form no character become U+FFFD."""
         return str(
             self.hf.decode(
                 np.asarray(token_ids).tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -70,7 +70,7 @@ class ChatTokenizer:
         )
 
     def render_prompt(self, messages: Sequence[Message] | str) -> str:
-        """The prompt's text, up to where the assistant begins. A string is one user message.
+        """Return the prompt's text, up to where the assistant begins. A string is one user message.
 
         Raises UserError if the messages don't fit the chat template.
         """
@@ -86,7 +86,7 @@ class ChatTokenizer:
         return [np.asarray(ids, dtype=np.int32) for ids in encoded]
 
     def encode_chat(self, messages: Sequence[Message]) -> TokenSequence:
-        """A whole conversation; every assistant turn is learned, up to and with its EOS, and nothing else.
+        """Encode a whole conversation; every assistant turn is learned, up to and with its EOS, and nothing else.
 
         The conversation is rendered once, as the model will meet it. Raises UserError for one without an
         assistant turn, and where the template leaves out part of a turn (as some do with earlier thinking):
@@ -125,7 +125,7 @@ class ChatTokenizer:
         return sequences
 
     def _turn_end(self, whole: str, start: int, turns: Sequence[Message]) -> int:
-        """Where the turn that begins at `start` ends: behind its stop token, or where the template leaves it."""
+        """Return where the turn that begins at `start` ends: behind its stop token, or where the template leaves it."""
         marks = [str(self.hf.convert_ids_to_tokens(i)) for i in self.stop_token_ids]
         ends = [at + len(mark) for mark in marks if (at := whole.find(mark, start)) >= 0]
         return min(ends) if ends else len(self._render(turns, add_generation_prompt=False))

@@ -28,7 +28,7 @@ class RowError(ValueError):
 
 
 def lookup(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column; a dotted name looks inside objects. Raises KeyError where there is none."""
+    """Return the value of a column; a dotted name looks inside objects. Raises KeyError where there is none."""
     if column in row:
         return row[column]
     value: Any = row
@@ -54,7 +54,7 @@ def pick(row: Mapping[str, Any], role: str, columns: Sequence[str]) -> tuple[str
 
 
 def text(value: Any, what: str) -> str:
-    """A text that is not empty."""
+    """Check and return a text, which must not be empty."""
     if not isinstance(value, str):
         raise RowError(f"{what} is {_kind(value)}, not text")
     if not value.strip():
@@ -67,7 +67,7 @@ def text(value: Any, what: str) -> str:
 
 
 def answer(value: Any) -> Any:
-    """An answer to compare with: a text, a finite number, or a list of them (any one is right)."""
+    """Check and return an answer to compare with: a text, a finite number, or a list of them (any one is right)."""
     if isinstance(value, list | tuple):
         if not value:
             raise RowError("the answer is an empty list")
@@ -86,7 +86,7 @@ def answer(value: Any) -> Any:
 
 
 def messages(value: Any, what: str) -> list[dict[str, str]]:
-    """A conversation: a list of {"role", "content"} (or {"from", "value"}), also as JSON text; text only."""
+    """Return a conversation: a list of {"role", "content"} (or {"from", "value"}), also as JSON text; text only."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -98,7 +98,7 @@ def messages(value: Any, what: str) -> list[dict[str, str]]:
 
 
 def question(value: Any, what: str) -> list[dict[str, str]]:
-    """What is asked: a text, or a conversation whose last message is the user's (a tool's, in a dialogue)."""
+    """Return what a text or a conversation asks; its last message must be the user's (a tool's, in a dialogue)."""
     if isinstance(value, str):
         return [{"role": "user", "content": text(value, what)}]
     if not isinstance(value, list | tuple):
@@ -110,7 +110,7 @@ def question(value: Any, what: str) -> list[dict[str, str]]:
 
 
 def before_answer(conversation: Sequence[Message]) -> list[Message]:
-    """A conversation without the assistant's last turn, if it ends with one."""
+    """Return a conversation without the assistant's last turn, if it ends with one."""
     asked = list(conversation)
     while asked and asked[-1]["role"] == "assistant":
         asked.pop()
@@ -120,7 +120,7 @@ def before_answer(conversation: Sequence[Message]) -> list[Message]:
 
 
 def all_text(asked: Sequence[Message]) -> str:
-    """The words of a question, for its identity: contents in order, without the roles."""
+    """Return the words of a question, for its identity: contents in order, without the roles."""
     return "\n".join(str(m["content"]) for m in asked)
 
 

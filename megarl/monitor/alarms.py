@@ -74,17 +74,14 @@ def stop_if_told(alarms: Iterable[Alarm]) -> None:
 
 
 DEFAULT_RULES: tuple[AlarmRule, ...] = (
-    AlarmRule(
-        metric="train/grad_norm",
-        when="not_finite",
-        action="stop",
-        advice="Resume from the last checkpoint with a lower learning rate; look at this step's samples.",
-    ),
-    AlarmRule(
-        metric="train/loss",
-        when="not_finite",
-        action="stop",
-        advice="Resume from the last checkpoint with a lower learning rate; look at this step's samples.",
+    *(
+        AlarmRule(
+            metric=metric,
+            when="not_finite",
+            action="stop",
+            advice="Resume from the last checkpoint with a lower learning rate; look at this step's samples.",
+        )
+        for metric in ("train/grad_norm", "train/loss")
     ),
     AlarmRule(
         metric="sft/loss",

@@ -39,7 +39,7 @@ class ConsoleSink:
 
 
 def number(value: float) -> str:
-    """A number as a person reads it: three or four significant digits, `3.4k`, `1.2e-06`, `nan`.
+    """Return a number as a person reads it: three or four significant digits, `3.4k`, `1.2e-06`, `nan`.
 
     >>> [number(x) for x in (0.0, 0.61234, 48.12, 8.0, 3412.0, 2.5e7, 1.2e-6, float("nan"))]
     ['0', '0.612', '48.1', '8', '3.41k', '25M', '1.2e-06', 'nan']

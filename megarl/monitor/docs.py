@@ -32,7 +32,7 @@ TITLES = {
 
 
 def render(registry: Registry) -> str:
-    """The whole page."""
+    """Return the whole page."""
     rooms = sorted(registry, key=lambda metric: _rank(_room(metric)))
     sections = [_section(room, list(rows)) for room, rows in groupby(rooms, key=_room)]
     reductions = "\n".join(f"- `{name}`: {meaning}." for name, meaning in REDUCTIONS.items())

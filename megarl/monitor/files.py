@@ -46,7 +46,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    """The message for a file that the system refuses to write."""
+    """Return the message for a file that the system refuses to write."""
     return UserError(
         f"{path}: cannot be written ({error.strerror or error}). "
         "Free some space or choose another run folder, then resume; what was written before is whole."

@@ -65,7 +65,7 @@ class JsonlSink:
 
 
 def encode_line(step: int, metrics: Mapping[str, float]) -> bytes:
-    """One line of `metrics.jsonl`, newline included."""
+    """Return one line of `metrics.jsonl`, newline included."""
     row: dict[str, int | float | str] = {name: _plain(float(value)) for name, value in metrics.items()}
     return json.dumps({**row, "step": step}, sort_keys=True, allow_nan=False).encode() + b"\n"
 
@@ -76,7 +76,7 @@ def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def _lines_before(path: Path, first_step: int) -> tuple[list[tuple[int, bytes]], int]:
-    """The whole lines of earlier steps, each with its step, and how many lines must go or be mended."""
+    """Return the whole lines of earlier steps, each with its step, and how many lines must go or be mended."""
     kept: list[tuple[int, bytes]] = []
     dropped = 0
     for line, row in _lines(path):

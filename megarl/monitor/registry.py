@@ -96,7 +96,7 @@ class Registry:
         return metric
 
     def place(self, name: str) -> int:
-        """Where the row of this name stands; after all others for a name that is not registered."""
+        """Return where the row of this name stands; after all others for a name that is not registered."""
         metric = self._find(name)
         return len(self._exact) if metric is None else list(self._exact).index(metric.name)
 

@@ -130,7 +130,7 @@ def report_run(run_folder: Path) -> list[Path]:
 
 
 def write_csv(rows: Rows, path: Path) -> Path:
-    """Every metric as a column, one row a step; empty where a step has no value."""
+    """Write every metric as a column, one row a step; empty where a step has no value."""
     names = sorted({name for _, metrics in rows for name in metrics})
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -175,7 +175,7 @@ def _table(report: RunReport, registry: Registry) -> Table:
 
 
 def _columns(words: str, *numbers: str) -> Table:
-    """A table whose numbers are never cut: on a narrow screen the words of the first column fold."""
+    """Return a table whose numbers are never cut: on a narrow screen the words of the first column fold."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column(words, overflow="fold")
     for name in numbers:

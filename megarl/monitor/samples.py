@@ -25,7 +25,7 @@ class SampleWriter:
         self._every, self._enabled = every, enabled
 
     def write(self, step: int, groups: Iterable[Group]) -> Path | None:
-        """The file of this step's samples, or None if this step is not written.
+        """Write this step's samples. Returns their file, or None if this step is not written.
 
         Raises UserError if the file cannot be written.
         """

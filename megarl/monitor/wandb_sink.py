@@ -76,7 +76,7 @@ class WandbSink:
 
 
 def _run_id(run_folder: Path) -> str:
-    """The id kept in the run folder, made on the first call."""
+    """Return the id kept in the run folder, made on the first call."""
     path = run_folder / ID_FILE
     if path.exists():
         return path.read_text().strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -88,7 +87,7 @@ def test_the_report_reads_well_and_is_json(flawed, tokenizer):
         "--- its answer ---\n2",
     ):
         assert part in text
-    assert json.loads(json.dumps(dataclasses.asdict(report)))["rows"] == 6
+    assert json.loads(json.dumps(vars(report)))["rows"] == 6
 
 
 def test_without_a_tokenizer_the_text_is_shown_as_it_is():
