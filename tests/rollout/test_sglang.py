@@ -28,7 +28,7 @@ from tests.rollout.engines import ENGINES, EngineEntry, find_sglang, leaders_of,
 from tests.rollout.reference import Reference, checkpoint_weights
 from tests.rollout.scripted import context_of
 from tests.rollout.test_engine_contract import CLOSE, generate, iterate, make_request, updating
-from tests.rollout.test_sglang_parts import alive, wait_for_the_end
+from tests.rollout.test_sglang_process import alive, wait_for_the_end
 
 pytestmark = pytest.mark.sglang
 

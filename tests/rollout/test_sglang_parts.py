@@ -1,24 +1,16 @@
-"""The sglang engine's parts that need no SGLang: answers decoded, layouts hashed, processes that cannot
-outlive us.
-"""
+"""The sglang engine's parts that need no SGLang: answers decoded, layouts hashed, settings checked."""
 
 from __future__ import annotations
 
 import base64
 import itertools
-import os
-import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -30,7 +22,7 @@ from megarl.rollout.sglang import layout as layouts
 from megarl.rollout.sglang.engine import SGLangEngine
 from megarl.rollout.sglang.launch import server_command
 from megarl.rollout.sglang.layout import FusedDigests, FusedLayout, gpu_hash, parts_of, sha256_hash
-from megarl.rollout.sglang.process import ServerDied, ServerProcess, free_port
+from megarl.rollout.sglang.process import free_port
 from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.transports import make_buckets
 from megarl.rollout.sglang.wire import decode_result, encode_request
@@ -277,184 +269,6 @@ def test_buckets_hold_the_stream_in_order_within_their_size() -> None:
         ["t50"],
         ["t5", "t5", "t5"],
     ]
-
-
-# --- the process ---
-
-SERVER = """
-import http.server, subprocess, sys
-arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-print("a line of the log", flush=True)
-if arguments.get("--die"):
-    sys.exit(int(arguments["--die"]))
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("child", child.pid, flush=True)
-class Ready(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Ready).serve_forever()
-"""
-
-
-def a_server(
-    tmp_path: Path,
-    *arguments: str,
-    port: int | None = None,
-    timeout: float = 60.0,
-    program: str = SERVER,
-    environment: Mapping[str, str] | None = None,
-) -> ServerProcess:
-    """A real process; unless told otherwise it behaves as a server does: a log, a child, an answer to /ready."""
-    return ServerProcess(
-        [sys.executable, "-c", program, *arguments],
-        host="127.0.0.1",
-        address="127.0.0.1",
-        fixed_port=port,
-        log_file=tmp_path / "logs" / "server.log",
-        environment=environment or {},
-        start_timeout=timeout,
-    )
-
-
-def alive(pids: list[int]) -> list[int]:
-    return [
-        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]
-
-
-def wait_for_the_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
-    while alive(pids) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not alive(pids)
-
-
-def group_of(server: ServerProcess) -> list[int]:
-    assert server.pid is not None
-    return [server.pid, *(child.pid for child in psutil.Process(server.pid).children(recursive=True))]
-
-
-def test_stopping_ends_the_server_and_its_children_and_may_be_repeated(tmp_path: Path) -> None:
-    server = a_server(tmp_path)
-    server.start()
-    group = group_of(server)
-    assert len(group) == 3
-    server.stop()
-    server.stop()
-    assert server.pid is None
-    assert not alive(group)
-
-
-def test_a_server_that_dies_at_start_shows_its_last_log_lines(tmp_path: Path) -> None:
-    with pytest.raises(ServerDied, match=r"(?s)exit code 3 .*a line of the log"):
-        a_server(tmp_path, "--die", "3").start()
-
-
-def test_a_server_that_is_never_ready_is_given_up_and_leaves_nothing(tmp_path: Path) -> None:
-    program = "import time; print('still loading', flush=True); time.sleep(600)"
-    server = a_server(tmp_path, program=program, timeout=3.0)
-    with pytest.raises(UserError, match=r"(?s)not ready after 3 s.*still loading"):
-        server.start()
-    assert server.pid is None
-
-
-def test_a_port_in_use_is_an_error_if_it_was_asked_for(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(UserError, match=f"port {taken.getsockname()[1]} .* in use"):
-            a_server(tmp_path, port=taken.getsockname()[1]).start()
-
-
-def test_a_port_that_is_taken_meanwhile_is_exchanged_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        offers = iter([taken.getsockname()[1], free_port("127.0.0.1")])
-        monkeypatch.setattr("megarl.rollout.sglang.process.free_port", lambda host: next(offers))
-        server = a_server(tmp_path)
-        server.start()
-        try:
-            assert server.port != taken.getsockname()[1]
-        finally:
-            server.stop()
-
-
-def test_a_port_that_was_taken_by_who_has_left_again_is_exchanged_too(tmp_path: Path) -> None:
-    """SGLang's own processes may take it, and end with the server."""
-    refuses_once = f"""
-import pathlib
-tried = pathlib.Path({str(tmp_path / "tried")!r})
-if not tried.exists():
-    tried.touch()
-    print("ERROR: [Errno 98] error while attempting to bind: address already in use", *range(30), sep="\\n")
-    raise SystemExit(3)
-"""
-    server = a_server(tmp_path, program=refuses_once + SERVER)
-    server.start()
-    try:
-        assert server.pid is not None
-    finally:
-        server.stop()
-
-
-def test_a_launchers_variables_do_not_reach_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PYTHONPATH"):
-        monkeypatch.setenv(name, "7")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    program = "import os; print(*sorted(os.environ)); raise SystemExit(1)"
-    server = a_server(tmp_path, program=program, environment={"EXTRA": "1"})
-    with pytest.raises(ServerDied) as died:
-        server.start()
-    names = str(died.value).split()
-    assert {"EXTRA", "OMP_NUM_THREADS"} <= set(names)
-    assert not {"RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "PYTHONPATH"} & set(names)
-
-
-PARENT = """
-import sys, time
-from pathlib import Path
-from megarl.rollout.sglang.process import ServerProcess
-server = ServerProcess(
-    [sys.executable, "-c", sys.argv[1]],
-    host="127.0.0.1", address="127.0.0.1", fixed_port=None,
-    log_file=Path(sys.argv[2]), environment={}, start_timeout=60.0,
-)
-server.start()
-print(server.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_killing_megarl_leaves_no_orphan(tmp_path: Path) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, SERVER, str(tmp_path / "server.log")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None
-    leader = int(parent.stdout.readline())
-    group = [leader, *(child.pid for child in psutil.Process(leader).children(recursive=True))]
-    assert len(alive(group)) == 3
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.wait()
-    wait_for_the_end(group)
-
-
-def test_a_server_ends_with_its_supervisor_and_stopping_ends_the_rest(tmp_path: Path) -> None:
-    server = a_server(tmp_path)
-    server.start()
-    supervisor, command, child = group_of(server)
-    os.kill(supervisor, signal.SIGKILL)
-    wait_for_the_end([command])
-    assert server.pid is None
-    server.stop()
-    wait_for_the_end([child])
 
 
 # --- settings ---

@@ -337,6 +337,25 @@ def test_when_the_scoring_process_is_killed_its_sandboxes_die_with_it(kind, tmp_
     assert list(folder.iterdir()) == []
 
 
+HALF_ENDED = """
+import ctypes, os, sys, threading, time
+from megarl.rewards.execution.inside.supervisor import has_ended
+def late():
+    while f") Z" not in open(f"/proc/self/task/{os.getpid()}/stat").read():
+        time.sleep(0.01)
+    told = os.fork() or os._exit(has_ended(os.getppid()))
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(told, 0)[1]))
+assert not has_ended(os.getppid())
+threading.Thread(target=late).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_an_owner_in_the_midst_of_its_end_counts_as_ended():
+    """Its children see its number as their parent's until the end is over; here one of its threads holds it up."""
+    assert subprocess.run([sys.executable, "-c", HALF_ENDED], cwd=REPOSITORY, timeout=60).returncode == 1
+
+
 def test_many_sandboxes_at_once_do_not_disturb_each_other(confined):
     def one(number: int) -> bytes:
         with confined.session({"main.py": b"print(int(input()) ** 2)"}, Limits()) as session:

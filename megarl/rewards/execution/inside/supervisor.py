@@ -51,7 +51,7 @@ def main(orphan: tuple[str, int] | None) -> None:
     setup = wire.receive(requests)
     if setup is not None and (become := started(requests, replies, setup)) is not None:
         program.run(*become)  # we are the child
-    elif orphan is not None and _has_ended(orphan[1]):
+    elif orphan is not None and has_ended(orphan[1]):
         import shutil
 
         try:  # noqa: SIM105
@@ -60,7 +60,7 @@ def main(orphan: tuple[str, int] | None) -> None:
             pass
 
 
-def _has_ended(parent: int) -> bool:
+def has_ended(parent: int) -> bool:
     """Tell whether our parent has ended or is about to: its pipes are closed before its children change hands."""
     if os.getppid() != parent:
         return True
