@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from megarl.algorithms import LogprobAndRouteSource, Recipe, make_recipe, resolve_sources
+from megarl.config.rules import check_files
 from megarl.config.schema import Config
 from megarl.data.settings import DataSettings
 from megarl.errors import UserError
@@ -79,6 +80,7 @@ def resolve(config: Config, world_size: int) -> Plan:
     layout = config.parallel
     _check_shares(config, world_size // layout.replica_ranks())
     open_watch(config)
+    check_files(config)
     start = Path(str(config.model.path))
     hf_config = read_config(start)
     architecture = family_of(hf_config, source=str(start / "config.json")).architecture(hf_config)
