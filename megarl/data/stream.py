@@ -1,7 +1,7 @@
 """The order in which prompts are drawn: mixed by weight, shuffled by epoch, shared out to replicas, resumable.
 
-All replicas walk one global order and each takes its block of every draw, so a step's prompts are the same set
-for any number of replicas, and the state names no replica: it is equal on all of them after every step.
+All replicas walk one global order together and each takes its block of what they draw, so a step's prompts are the
+same set for any number of replicas, and the state names no replica: it is equal on all of them after every draw.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,11 +57,19 @@ class _Cursor:
     order: np.ndarray | None = None
 
 
+class Dealt(NamedTuple):
+    """Prompts that follow each other in the global order. first: the number of the first of them in it, from 0; no
+    other draw of the run has their numbers, on any replica."""
+
+    first: int
+    prompts: list[Prompt]
+
+
 class PromptStream:
     """An endless, deterministic stream of prompts; this replica's share of it.
 
-    `next(count)` must be called with the same count on all replicas. Then `state_dict()` is equal on all replicas,
-    which is worth asserting, and a run may resume with another number of replicas and see the same prompts.
+    `deal` must be called with the same counts on all replicas. Then `state_dict()` is equal on all replicas, and a run
+    may resume with another number of replicas and see the same prompts.
     """
 
     def __init__(
@@ -87,13 +95,26 @@ class PromptStream:
         self._seed, self._shuffle = seed, shuffle
         self._replica, self._replicas = replica, replicas
 
+    @property
+    def drawn(self) -> int:
+        """Prompts that were drawn so far, on all replicas."""
+        return sum(cursor.drawn for cursor in self._cursors.values())
+
     def next(self, count: int) -> list[Prompt]:
         """Return this replica's next `count` prompts: its block of the next `count * replicas` of the global order."""
-        if count < 0:
-            raise ValueError(f"can't draw {count} prompts")
-        draws = [self._draw() for _ in range(count * self._replicas)]
-        mine = draws[self._replica * count : (self._replica + 1) * count]
-        return [self._pools[name].prompt(slot) for name, slot in mine]
+        return self.deal([count] * self._replicas).prompts
+
+    def deal(self, counts: Sequence[int]) -> Dealt:
+        """Return this replica's block of the next `sum(counts)` prompts of the global order.
+
+        counts: how many each replica gets, in their order; the same list on all replicas.
+        """
+        if len(counts) != self._replicas or min(counts) < 0:
+            raise ValueError(f"can't deal {list(counts)} prompts to {self._replicas} replicas")
+        before, others = self.drawn, sum(counts[: self._replica])
+        draws = [self._draw() for _ in range(sum(counts))]
+        mine = draws[others : others + counts[self._replica]]
+        return Dealt(before + others, [self._pools[name].prompt(slot) for name, slot in mine])
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on, JSON-able, the same on all replicas."""
@@ -138,7 +159,7 @@ class PromptStream:
 
     def _draw(self) -> tuple[str, int]:
         """Return the next (source, slot) of the global order."""
-        total = 1 + sum(c.drawn for c in self._cursors.values())
+        total = 1 + self.drawn
         # The source that lags its share most: after any number of draws each is within one of its share.
         name = max(self._shares, key=lambda n: self._shares[n] * total - self._cursors[n].drawn)
         cursor, pool = self._cursors[name], self._pools[name]

@@ -19,19 +19,27 @@ from megarl.rewards import RewardSettings
 
 
 def sample_until_enough(
-    sample_round: Callable[[int, int], list[Group]], *, wanted: int, rounds: int, dynamic: bool
+    sample_round: Callable[[Sequence[int]], list[Group]],
+    *,
+    wanted: int,
+    rounds: int,
+    dynamic: bool,
+    gather: Callable[[int], Sequence[int]] = lambda missing: [missing],
 ) -> list[Group]:
-    """Sample rounds until `wanted` groups are kept, or `rounds` rounds are over; return all groups, in order.
+    """Sample rounds until every replica keeps `wanted` groups, or `rounds` rounds are over; return this replica's, in
+    order.
 
-    sample_round(count, offset): that many more groups, of which `offset` came before. dynamic: groups whose rewards
-    are all equal teach nothing and are dropped with a reason (DAPO, arXiv:2503.14476, Eq. 11).
+    gather: what this replica lacks -> what each replica lacks, in their order. All replicas take part in every round,
+    so that their prompt streams stay together, also one that lacks nothing. sample_round: what each replica lacks ->
+    as many more groups as this one does. dynamic: groups whose rewards are all equal teach nothing and are dropped
+    with a reason (DAPO, arXiv:2503.14476, Eq. 11).
     """
     groups: list[Group] = []
     for _ in range(rounds):
-        missing = wanted - sum(g.dropped is None for g in groups)
-        if not missing:
+        missing = gather(wanted - sum(g.dropped is None for g in groups))
+        if not any(missing):
             break
-        sampled = sample_round(missing, len(groups))
+        sampled = sample_round(missing)
         groups += [_dropped_if_same(g) for g in sampled] if dynamic else sampled
     return groups
 

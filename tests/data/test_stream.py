@@ -42,6 +42,20 @@ def test_replicas_share_out_exactly_what_one_replica_would_draw(sizes, replicas,
     assert all(state == alone.state_dict() for state in states)
 
 
+@given(sizes, st.data(), st.integers(1, 4))
+def test_replicas_that_lack_unequally_many_draw_disjoint_prompts_and_none_is_lost(sizes, data, replicas):
+    counts = st.lists(st.integers(0, 5), min_size=replicas, max_size=replicas)
+    alone, expected = stream_of(sizes), []
+    together = [stream_of(sizes, replica=r, replicas=replicas) for r in range(replicas)]
+    for wanted in data.draw(st.lists(counts, max_size=6)):
+        dealt = [s.deal(wanted) for s in together]
+        assert [len(d.prompts) for d in dealt] == wanted
+        expected += [(n, i) for d in dealt for n, i in enumerate(ids(d.prompts), d.first)]
+        assert all(s.state_dict() == together[0].state_dict() for s in together)
+    assert expected == list(enumerate(ids(alone.next(len(expected)))))
+    assert together[0].drawn == len(expected)
+
+
 @given(sizes, st.integers(0, 40), st.integers(0, 40))
 def test_a_stream_goes_on_from_its_state_as_if_never_stopped(sizes, before, after):
     stream = stream_of(sizes)

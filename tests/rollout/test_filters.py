@@ -3,6 +3,8 @@ stopped, dropped or counted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -42,7 +44,7 @@ def group(*samples: Sample) -> Group:
 
 def settled(groups: list[Group], settings: RewardSettings, *, dynamic: bool) -> list[Group]:
     """What a step makes of these groups once they are sampled and scored."""
-    kept = sample_until_enough(lambda count, offset: groups, wanted=len(groups), rounds=1, dynamic=dynamic)
+    kept = sample_until_enough(lambda missing: groups, wanted=len(groups), rounds=1, dynamic=dynamic)
     return [apply_overlong_penalty(made, settings, BUDGET) for made in kept]
 
 
@@ -62,12 +64,12 @@ def test_groups_are_sampled_in_the_place_of_dropped_ones_for_so_many_rounds():
     alike, mixed = group(response(5, 1.0), response(6, 1.0)), group(response(5, 0.0), response(6, 1.0))
     offered, asked = iter([alike, mixed, alike, mixed, alike, alike]), []
 
-    def sample_round(count: int, offset: int) -> list[Group]:
-        asked.append((count, offset))
-        return [next(offered) for _ in range(count)]
+    def sample_round(missing: Sequence[int]) -> list[Group]:
+        asked.append(missing)
+        return [next(offered) for _ in range(missing[0])]
 
     kept = sample_until_enough(sample_round, wanted=3, rounds=3, dynamic=True)
-    assert asked == [(3, 0), (2, 3), (1, 5)], "how many more, after how many"
+    assert asked == [[3], [2], [1]], "how many more"
     assert [g.dropped for g in kept] == [
         "same_reward",
         None,
@@ -76,6 +78,23 @@ def test_groups_are_sampled_in_the_place_of_dropped_ones_for_so_many_rounds():
         "same_reward",
         "same_reward",
     ]
+
+
+def test_a_replica_that_lacks_nothing_takes_part_in_the_rounds_of_the_others():
+    """It is asked for no group, and hears what they draw."""
+    mixed, asked = group(response(5, 0.0), response(6, 1.0)), []
+    others = iter([3, 2, 0])
+
+    def sample_round(missing: Sequence[int]) -> list[Group]:
+        asked.append(missing)
+        return [mixed] * missing[0]
+
+    def gather(missing: int) -> list[int]:
+        return [missing, next(others)]
+
+    kept = sample_until_enough(sample_round, wanted=3, rounds=8, dynamic=True, gather=gather)
+    assert asked == [[3, 3], [0, 2]]
+    assert len(kept) == 3
 
 
 def test_the_punishment_is_applied_exactly_once():

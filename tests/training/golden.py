@@ -7,6 +7,7 @@ rounding and the numbers hold on any machine. `python -m tests.training.golden` 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -71,13 +72,18 @@ class EvenEngine(ScriptedEngine):
             yield GenerateResult(request.request_id, ids, logprobs, "stop", spans)
 
 
-def trajectory_job(folder: Path, words: tuple[str, ...]) -> list[dict[str, float]]:
-    """The metrics of the first steps, without timings."""
-    prompts = folder / "prompts.jsonl"
+def forty_prompts(folder: Path, verifier: str = "tests.training.golden:even") -> str:
+    """A word of the command line: train on forty questions, which this writes."""
+    prompts = folder / os.environ["RANK"] / "prompts.jsonl"
+    prompts.parent.mkdir()
     prompts.write_text("".join(f'{{"question": "{n} + {n} =", "answer": "{2 * n}"}}\n' for n in range(40)))
     columns = "{question: question, answer: answer}"
-    source = f"{{kind: file, path: {prompts}, columns: {columns}, verifier: tests.training.golden:even}}"
-    run = open_tiny(folder, *WORDS, f"data.sources=[{source}]", *words)
+    return f"data.sources=[{{kind: file, path: {prompts}, columns: {columns}, verifier: {verifier}}}]"
+
+
+def trajectory_job(folder: Path, words: tuple[str, ...]) -> list[dict[str, float]]:
+    """The metrics of the first steps, without timings."""
+    run = open_tiny(folder, *WORDS, forty_prompts(folder), *words)
     stage: Any = prepared(run, "rl")
     steps = [stage.step(step, step - 1) for step in range(1, STEPS + 1)]
     run.close()

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from megarl.data.stream import PromptStream
+from megarl.data.stream import Dealt, PromptStream
 from megarl.data.tokenizer import ChatTokenizer
 from megarl.megatron.policy import Policy
 from megarl.monitor.progress import progress
 from megarl.monitor.samples import SampleWriter
-from megarl.records import Batch, Group, Prompt
+from megarl.records import Batch, Group
 from megarl.rewards import RewardSettings, Scorer
 from megarl.rollout.engine import SamplingParams
 from megarl.rollout.filters import apply_overlong_penalty, filter_stale, sample_until_enough
@@ -98,37 +98,40 @@ class Rollouts:
         """Return this replica's groups of a step: sampled and scored by its leader, shared with its ranks.
 
         With dynamic sampling (DAPO, arXiv:2503.14476, Eq. 11) groups whose rewards are all equal are dropped and others
-        sampled in their place, for up to `sampling_rounds` rounds; the dropped ones are returned, too.
+        sampled in their place, for up to `sampling_rounds` rounds; the dropped ones are returned, too. Collective.
         """
-        settings = self.settings
+        settings, ranks, before = self.settings, self.policy.groups, self.prompt_stream.drawn
         groups = sample_until_enough(
-            lambda count, offset: self._sample_round(self.prompt_stream.next(count), step, offset),
-            wanted=settings.prompts // self.policy.groups.replica_count,
+            lambda missing: self._sample_round(self.prompt_stream.deal(missing), step, before),
+            wanted=settings.prompts // ranks.replica_count,
             rounds=settings.sampling_rounds if settings.dynamic_sampling else 1,
             dynamic=settings.dynamic_sampling,
+            gather=ranks.gather_from_replicas,
         )
         return [
             apply_overlong_penalty(group, settings.rewards, settings.sampling.max_new_tokens)
             for group in groups
         ]
 
-    def _sample_round(self, prompts: list[Prompt], step: int, offset: int) -> list[Group]:
-        """offset: prompts that were sampled before in this step."""
+    def _sample_round(self, dealt: Dealt, step: int, before: int) -> list[Group]:
+        """before: the prompts that were drawn before this step."""
         settings, ranks = self.settings, self.policy.groups
         sampled = None
+        if not dealt.prompts:
+            return []
         if ranks.is_leader:
-            total = len(prompts) * (settings.group_size + settings.greedy)
+            total = len(dealt.prompts) * (settings.group_size + settings.greedy)
             with progress(f"Step {step}: generating", total, unit="responses", enabled=ranks.is_main) as bar:
                 sampled = sample_groups(
                     self.engine.client,
                     self.scorer,
-                    prompts,
+                    dealt.prompts,
                     group_size=settings.group_size,
                     sampling=settings.sampling,
                     decode=self.tokenizer.decode,
                     seed=settings.seed,
                     step=step,
-                    draw_offset=offset,
+                    draw_offset=dealt.first - before,
                     return_routes=self.routes is not None,
                     greedy=settings.greedy,
                     on_response=bar.advance,
