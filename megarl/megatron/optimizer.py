@@ -21,7 +21,11 @@ def make_optimizer(
     distributed: bool,
 ) -> tuple[Any, OptimizerParamScheduler]:
     """Make megatron-core's optimizer, moments at zero, and its schedule. model: chunks inside DDP. total_steps:
-    optimizer steps over which the rate decays. distributed: whether moments are spread over data-parallel ranks."""
+    optimizer steps of the stage. distributed: whether moments are spread over data-parallel ranks.
+
+    The rate of step k, counted from 1: lr * k / warmup_steps up to step warmup_steps (1 without a warm-up), which has
+    the whole of lr; from there it decays so that the step after the last one would have min_lr.
+    """
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -43,8 +47,8 @@ def make_optimizer(
         init_lr=0.0,
         max_lr=settings.lr,
         min_lr=settings.min_lr,
-        lr_warmup_steps=settings.warmup_steps,
-        lr_decay_steps=max(total_steps, settings.warmup_steps + 1),
+        lr_warmup_steps=max(1, settings.warmup_steps),
+        lr_decay_steps=max(total_steps, settings.warmup_steps, 1) + 1,
         lr_decay_style=settings.schedule,
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,
@@ -53,10 +57,13 @@ def make_optimizer(
         override_opt_param_scheduler=True,  # on resume the config's word counts, not the checkpoint's
         use_checkpoint_opt_param_scheduler=False,
     )
-    if settings.warmup_steps:
-        # megatron-core starts at init_lr = 0: the first step would change nothing
-        schedule.step(1)
+    schedule.step(1)  # it counts the step to come: that before the first would have the rate 0
     return optimizer, schedule
+
+
+def steps_taken(schedule: OptimizerParamScheduler) -> int:
+    """Return the optimizer steps of the stage so far."""
+    return int(schedule.num_steps) - 1
 
 
 def apply_learning_rate(

@@ -8,6 +8,7 @@ context parallelism (see "Token weights" in the design).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from torch import Tensor
 from megarl.megatron.groups import Groups
 from megarl.megatron.logprobs import vocabulary_logprobs
 from megarl.megatron.model import Architecture, build_model, head_weight, vocabulary_shard
-from megarl.megatron.optimizer import apply_learning_rate, make_optimizer
+from megarl.megatron.optimizer import apply_learning_rate, make_optimizer, steps_taken
 from megarl.megatron.platform import Platform
 from megarl.megatron.settings import Layout, ModelSettings, OptimizerSettings
 from megarl.megatron.sharding import SequenceSharding
@@ -49,7 +50,8 @@ LossFunction = Callable[..., tuple[Tensor, Any]]
 @dataclass(frozen=True)
 class StepResult:
     """collected: what the loss function gave for each micro-batch, in order (on the last pipeline stage, else
-    empty). grad_norm before clipping; stepped False when the gradient was not finite and nothing was changed."""
+    empty). grad_norm before clipping; stepped False when the gradient was not finite and nothing was changed: no
+    weight, no moment, no step count, and the learning rate stays where it is in its schedule."""
 
     collected: list[Any]
     grad_norm: float
@@ -141,6 +143,11 @@ class Policy:
         self._optimizer_settings = settings
         self.config.grad_scale_func = self.optimizer.scale_loss
 
+    @property
+    def steps_taken(self) -> int:
+        """Optimizer steps that this stage has taken, those before a resume included."""
+        return steps_taken(self.scheduler)
+
     def apply_learning_rate(self) -> None:
         """Set the config's learning rate at the step of the checkpoint that was just loaded."""
         apply_learning_rate(self._optimizer_settings, self.optimizer, self.scheduler)
@@ -186,7 +193,7 @@ class Policy:
         replay: Mode = "live",
         count_routes: bool = False,
     ) -> StepResult:
-        """Run forward and backward over the micro-batches, then one optimizer step.
+        """Run forward and backward over the micro-batches, then one optimizer step, unless a gradient is not finite.
 
         All replicas call it with equally many micro-batches (filler ones make them equal). replay: whether routers
         follow the micro-batches' routes ("replay"), are compared with them ("observe") or choose for themselves
@@ -195,12 +202,40 @@ class Policy:
         for ddp in self.model:
             ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
+        biases = [(bias, bias.clone()) for bias in self._router_biases()]
         with self._replaying(replay, len(micro_batches), backward=True, counted=count_routes):
             collected = self._run(micro_batches, loss, temperature, forward_only=False)
         lr = float(self.optimizer.param_groups[0]["lr"])
-        stepped, grad_norm, _ = self.optimizer.step()
+        square = self._gradient_square()
+        if not math.isfinite(square):
+            for bias, before in biases:
+                bias.copy_(before)
+            return StepResult(collected, math.sqrt(square), lr, stepped=False)
+        _, grad_norm, _ = self.optimizer.step()
         self.scheduler.step(1)
-        return StepResult(collected, float(grad_norm or 0.0), lr, bool(stepped))
+        return StepResult(collected, float(grad_norm or 0.0), lr, stepped=True)
+
+    def _gradient_square(self) -> float:
+        """Sum up the squares of all gradients on all ranks, copies included: one number, the same everywhere, which is
+        finite only if each of them is. Collective."""
+        gradients = [b.grad_data for ddp in self.model for b in (*ddp.buffers, *ddp.expert_parallel_buffers)]
+        square = torch.zeros((), device=self.platform.device)
+        for gradient in gradients:
+            square += torch.linalg.vector_norm(gradient).square()
+        dist.all_reduce(square)
+        return float(square)
+
+    def _router_biases(self) -> list[Tensor]:
+        """Give the weights that megatron-core updates with the gradients, not in the optimizer's step."""
+        return [
+            b for chunk in self.chunks for name, b in chunk.named_buffers() if name.endswith("expert_bias")
+        ]
+
+    @torch.no_grad()
+    def weights_are_finite(self) -> bool:
+        """Whether this rank's weights are finite, all of them."""
+        weights = (w for chunk in self.chunks for w in (*chunk.parameters(), *chunk.buffers()))
+        return all(bool(w.isfinite().all()) for w in weights)
 
     def _run(
         self,

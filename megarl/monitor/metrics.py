@@ -130,7 +130,8 @@ TRAIN = (
     MetricSpec("train/optimizer_steps", "Optimizer steps taken in this step.", "steps"),
     MetricSpec(
         "train/skipped_steps",
-        "Optimizer steps not taken: no active token in the whole batch, or a non-finite gradient.",
+        "Optimizer steps not taken: no active token in the whole batch, or a gradient that is not finite (the "
+        "policy's or the critic's); the learning rate stays where it is in its schedule.",
         "steps",
         "0.",
     ),
@@ -158,6 +159,13 @@ SFT = (
     ),
     MetricSpec("sft/lr", "Learning rate of this step.", "1", "Follows the schedule."),
     MetricSpec("sft/tokens", "Target tokens of this step.", "tokens", "", "sum"),
+    MetricSpec(
+        "sft/skipped_steps",
+        "Steps of the cold start so far that changed nothing, since their gradient was not finite; the learning rate "
+        "stays where it is in its schedule.",
+        "steps",
+        "0.",
+    ),
 )
 
 EVAL = (

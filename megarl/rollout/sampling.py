@@ -39,8 +39,8 @@ def sample_groups(
 ) -> list[Group]:
     """Return `group_size` scored responses to each prompt, in the prompts' order.
 
-    decode: token ids -> text. draw_offset: prompts drawn before in this step, on all replicas; a prompt that comes
-    again gets other seeds and sample ids. greedy: draw one greedy response to each prompt as well, for its reward alone.
+    decode: token ids -> text. draw_offset: prompts drawn before in this step, by all replicas; a prompt that comes
+    again gets other seeds and sample ids. greedy: one greedy response to each prompt as well, for its reward alone.
 
     Raises UserError for a prompt that no retry can mend, EngineError if the engine fails.
     """

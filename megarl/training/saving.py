@@ -103,12 +103,19 @@ class Saver:
         """Save the run as it is now, after the checkpoint on its way is complete. Collective. models: beside the
         policy.
 
+        Raises UserError, on every rank, where a weight is not finite: nothing is written then, and nothing pruned.
         Where the disk refuses, the run goes on, everything saved before is untouched, and a warning says so. `last`:
         wait for it to be written, and then it is a UserError instead, since there is no later attempt.
         """
         self.finish()
         behind = self._behind and not last
         final = self._folder / f"step_{state.global_step:06d}"
+        learned = [self._policy, *([models.critic] if models.critic is not None else [])]
+        if not self._groups.everyone(all(model.weights_are_finite() for model in learned)):
+            raise UserError(
+                f"{final}: not written, since weights are not finite (NaN or infinity): no later step could mend them. "
+                "Earlier checkpoints are untouched; lower the learning rate and start the same command again"
+            )
         text = json.dumps(asdict(state), indent=1, sort_keys=True)
         checkpoint = PendingCheckpoint(final.with_name(final.name + WRITING), final, text)
         try:

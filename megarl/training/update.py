@@ -89,7 +89,9 @@ class PolicyUpdate:
             found = advantage_metrics(rewards=rewards, group_ids=group_ids)
             metrics |= reduce_over_ranks([found], self.policy.groups)
         if self.models.critic is not None:
-            metrics |= learn(self.models.critic, batches, ValueRegression(self.recipe)).metrics
+            valued = learn(self.models.critic, batches, ValueRegression(self.recipe))
+            metrics |= valued.metrics
+            metrics["train/skipped_steps"] += sum(not step.stepped for step in valued.steps)
         return metrics
 
 

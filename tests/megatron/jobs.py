@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ def build(
     groups: Groups | None = None,
     *,
     distributed_optimizer: bool = True,
+    dtype: Any = "float32",
     **options: Any,
 ) -> tuple[Policy, NameMap]:
     """A trainer with the checkpoint's weights on this rank. options: of ModelSettings."""
@@ -63,7 +65,7 @@ def build(
         Layout(**layout),
         Platform.detect("cpu"),
         groups,
-        ModelSettings(dtype="float32", **options),
+        ModelSettings(dtype=dtype, **options),
         distributed_optimizer=distributed_optimizer,
     )
     name_map = NameMap(config, policy)
@@ -422,3 +424,53 @@ def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:
     again.set_optimizer(STILL)
     load_checkpoint(folder, again)
     return {"before": before, "after": after, "loaded": biases(other_map)}
+
+
+def not_finite_job(
+    checkpoint: Path, layout: dict[str, Any], dtype: str = "float32", **options: Any
+) -> dict[str, Any]:
+    """Steps of a policy and of its critic, in some of which one rank's loss is NaN or one of its own experts' gradients
+    infinite: what they report, whether those changed anything on this rank, and whether the others are as if they had
+    not been."""
+    ranks = join(layout)
+
+    def models() -> list[Policy]:
+        policy, _ = build(checkpoint, layout, ranks, dtype=dtype, **options)
+        both = [policy, Critic(policy)]
+        for model in both:
+            model.set_optimizer(OptimizerSettings(lr=1e-3, warmup_steps=2, schedule="cosine"), 10)
+        return both
+
+    def step(model: Policy, loss: float = 1.0, gradient: float = 1.0) -> Any:
+        if ranks.rank < ranks.world_size - 1:
+            loss = gradient = 1.0
+        expert = [p for name, p in model.chunks[-1].named_parameters() if ".experts." in name][-1]
+        hook = expert.register_hook(lambda g: g * gradient)
+        batch = toy_batch(model, seed=0)
+        result = model.step(batch, lambda micro_batch, values, *_: (loss * values.square().sum() / 100, None))
+        hook.remove()
+        return result
+
+    def state(model: Policy) -> list[torch.Tensor]:
+        optimizers = getattr(model.optimizer, "chained_optimizers", [model.optimizer])
+        inner = [t for o in optimizers for s in o.optimizer.state.values() for t in s.values()]
+        masters = [p for group in model.optimizer.param_groups for p in group["params"]]
+        weights = [w for chunk in model.chunks for w in (*chunk.parameters(), *chunk.buffers())]
+        counts = [model.scheduler.num_steps, *(group["lr"] for group in model.optimizer.param_groups)]
+        return [torch.as_tensor(t).detach().clone() for t in (*inner, *masters, *weights, *counts)]
+
+    def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+        return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+    found: dict[str, Any] = {"stepped": [], "norms": [], "unchanged": [], "as_unbroken": []}
+    for model, unbroken in zip(models(), models(), strict=True):
+        for spoiled in ({}, {"loss": math.nan}, {}, {"gradient": math.inf}, {}):
+            before, result = state(model), step(model, **spoiled)
+            found["stepped"].append(result.stepped)
+            found["norms"].append(result.grad_norm)
+            found["unchanged"].append(same(before, state(model)))
+            if result.stepped:
+                step(unbroken)
+        found["as_unbroken"].append(same(state(model), state(unbroken)))
+        found["taken"] = model.steps_taken
+    return found

@@ -338,3 +338,64 @@ def other_format_job(folder: Path) -> str:
         return str(error)
     finally:
         run.close()
+
+
+class Spoiled:
+    """An objective whose loss is NaN in the first micro-batches of this rank."""
+
+    def __init__(self, objective: Any, micro_batches: int) -> None:
+        self.objective, self.left = objective, micro_batches
+
+    def loss(self, *arguments: Any, **options: Any) -> Any:
+        output = self.objective.loss(*arguments, **options)
+        self.left -= 1
+        return output._replace(loss=output.loss * float("nan")) if self.left >= 0 else output
+
+
+def not_finite_job(folder: Path) -> dict[str, Any]:
+    """Metrics of a cold start whose second step is NaN on one of two ranks, and of three updates with a critic: good,
+    the first mini-batch NaN there, and a critic's return NaN there. Then attempts to save while a weight of the critic
+    or of the policy is NaN there: what is told, and which checkpoints there are."""
+    words = ("sft.steps=3", "sft.optimizer.warmup_steps=2", "algorithm=ppo", "rl.minibatches=2")
+    run = open_tiny(folder, *words, "checkpoint.keep=1")
+    second = not run.groups.is_main
+    cold: Any = prepared(run, "sft")
+    objective, cold_start = cold.objective, []
+    for step in (1, 2, 3):
+        cold.objective = Spoiled(objective, 1 if second and step == 2 else 0)
+        cold_start.append(cold.step(step, 0))
+    rl: RlStage = prepared(run, "rl")
+    groups = [
+        replace(g, samples=tuple(replace(s, reward=float(n % 2)) for n, s in enumerate(g.samples)))
+        for g in rl.source.sample(1)
+    ]
+    batches, updates, objective = batches_of(rl, groups), [], rl.update.objective
+    for spoiled in ("nothing", "policy", "critic"):
+        scored = rl.update.score(batches)
+        if spoiled == "policy" and second:
+            rl.update.objective = Spoiled(objective, len(scored[0].micro_batches))
+        if spoiled == "critic" and second:
+            first = scored[0].micro_batches
+            returns = [m.columns["returns"] + float("nan") for m in first]
+            spoilt = [m.with_columns(returns=r) for m, r in zip(first, returns, strict=True)]
+            scored[0] = scored[0].with_micro_batches(spoilt)
+        updates.append(rl.update.learn(scored))
+        rl.update.objective = objective
+    assert rl.models.critic is not None
+    saver, told = saver_of(run), []
+    saver.save(state_of(run, rl, 1), rl.models)
+    for model in (rl.models.critic, run.policy):
+        weight = next(model.chunks[-1].parameters()).data.view(-1)
+        kept = weight[0].clone()
+        weight[0] = float("nan") if second else kept
+        try:
+            saver.save(state_of(run, rl, 2), rl.models)
+        except UserError as error:
+            told.append(str(error))
+        weight[0] = kept
+    result = {"cold start": cold_start, "updates": updates, "told": told, "checkpoints": checkpoints_of(run)}
+    saver.save(state_of(run, rl, 2), rl.models)
+    result["saved"] = checkpoints_of(run)
+    saver.close()
+    run.close()
+    return result

@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megarl.monitor.metrics import default_registry
 from tests.ranks import RankPool
-from tests.training.jobs import distrust_job, evaluation_job, left_out_job, other_routes_job
+from tests.training.jobs import (
+    distrust_job,
+    evaluation_job,
+    left_out_job,
+    not_finite_job,
+    other_routes_job,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -83,3 +90,38 @@ def test_the_engines_log_probabilities_are_compared_with_the_trainers(
     assert metrics["routing/flip_share_first"] > 0.5
     assert 0 < metrics["mismatch/abs_diff_max"] < 1e-4
     assert metrics["mismatch/abs_diff_max"] == pytest.approx(metrics["audit/abs_diff_max"], abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def not_finite(
+    ranks: RankPool, tmp_path_factory: pytest.TempPathFactory, quickstart: Path
+) -> list[dict[str, Any]]:
+    return ranks.run(2, not_finite_job, folder=tmp_path_factory.mktemp("not finite"))
+
+
+def test_a_step_that_is_not_finite_on_one_rank_is_counted_and_the_next_one_is_fine(
+    not_finite: list[dict[str, Any]],
+) -> None:
+    """In both stages, and in the critic alone; the learning rate waits."""
+    cold, (good, policy, critic) = not_finite[0]["cold start"], not_finite[0]["updates"]
+    assert [step["sft/skipped_steps"] for step in cold] == [0, 1, 1]
+    assert [math.isfinite(step["sft/grad_norm"]) for step in cold] == [True, False, True]
+    assert [step["sft/lr"] / cold[0]["sft/lr"] for step in cold] == [1, 2, 2]
+    assert (good["train/optimizer_steps"], good["train/skipped_steps"]) == (2, 0)
+    assert (policy["train/optimizer_steps"], policy["train/skipped_steps"]) == (1, 1)
+    assert (critic["train/optimizer_steps"], critic["train/skipped_steps"]) == (2, 1)
+    assert math.isfinite(critic["train/loss"])
+    for metrics in not_finite[1]["updates"][1:]:
+        assert metrics["train/skipped_steps"] == 1, "the same on every rank"
+
+
+def test_a_checkpoint_of_weights_that_are_not_finite_is_not_written_and_none_is_pruned_for_it(
+    not_finite: list[dict[str, Any]],
+) -> None:
+    """The policy's or the critic's, on one rank alone: every rank refuses."""
+    for one in not_finite:
+        assert len(one["told"]) == 2
+        for told in one["told"]:
+            assert re.search(r"step_000005: not written, since weights are not finite", told)
+        assert one["checkpoints"] == ["step_000004"]
+        assert one["saved"] == ["step_000005"]

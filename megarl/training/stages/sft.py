@@ -53,6 +53,7 @@ class SftStage(Stage):
             "sft/grad_norm": last.grad_norm,
             "sft/lr": last.lr,
             "sft/tokens": float(sum(batch.active_tokens or 0 for batch in batches)),
+            "sft/skipped_steps": float(step - self.policy.steps_taken),
         }
 
     def headline(self, metrics: Mapping[str, float]) -> str:
