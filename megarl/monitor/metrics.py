@@ -29,7 +29,9 @@ ROLLOUT = (
     ),
     MetricSpec(
         "rollout/accuracy",
-        "Share of scored responses that the verifier calls correct.",
+        "Share of right responses: those to which the verifier that the prompt names gives full marks (1 or more), "
+        "whatever weights, shaping and punishments make of it. A part of the marks is not right; a response without a "
+        "verdict is left out; one that a shut gate kept from its verifier has the verdict rewards.gate_value.",
         "share",
         "0.1 to 0.9 while learning; outside, most groups carry no signal.",
         "response_mean",
@@ -85,18 +87,24 @@ ROLLOUT = (
         "sum",
     ),
     MetricSpec(
-        "rollout/groups_dropped/{reason}", "Groups left out of training, by reason.", "groups", "", "sum"
+        "rollout/groups_dropped/{reason}",
+        "Groups left out of training by dynamic sampling: same_reward (all rewards are equal) or same_verdict (the "
+        "verifier says the same of all, and only shaping tells them apart).",
+        "groups",
+        "",
+        "sum",
     ),
     MetricSpec(
         "rollout/groups_all_correct",
-        "Groups in which every scored response is correct: nothing to learn, the prompt is too easy.",
+        "Groups in which every response with a verdict is right (see rollout/accuracy): nothing to learn, the prompt "
+        "is too easy.",
         "groups",
         "Under half of rollout/groups.",
         "sum",
     ),
     MetricSpec(
         "rollout/groups_all_wrong",
-        "Groups with scored responses of which none is correct: nothing to learn, the prompt is too hard.",
+        "Groups with verdicts of which none is right (see rollout/accuracy): nothing to learn, the prompt is too hard.",
         "groups",
         "Under half of rollout/groups.",
         "sum",
@@ -171,7 +179,7 @@ SFT = (
 EVAL = (
     MetricSpec(
         "eval/accuracy",
-        "Share of held-out prompts answered correctly.",
+        "Share of held-out prompts answered right (see rollout/accuracy); it chooses the best checkpoint.",
         "share",
         "Rises with rollout/accuracy. Rollout alone rising: over-fitting to the training prompts.",
         "response_mean",

@@ -1,7 +1,7 @@
 """What becomes of sampled groups before they are learned from: dynamic sampling, overlong responses, staleness.
 
-The order matters. Dynamic sampling reads the rewards as they were scored; then DAPO's punishment of overlong responses
-is added, exactly once; then come the advantages. Staleness looks at weight versions alone.
+The order matters. Dynamic sampling reads verdicts and rewards as they were scored; then DAPO's punishment of overlong
+responses is added, exactly once; then come the advantages. Staleness looks at weight versions alone.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def sample_until_enough(
 
     gather: what this replica lacks -> what each replica lacks, in their order. All replicas take part in every round,
     so that their prompt streams stay together, also one that lacks nothing. sample_round: what each replica lacks ->
-    as many more groups as this one does. dynamic: groups whose rewards are all equal teach nothing and are dropped
-    with a reason (DAPO, arXiv:2503.14476, Eq. 11).
+    as many more groups as this one lacks. dynamic: groups in which the verifier says the same of every response, or
+    whose rewards are all equal, are dropped with a reason (DAPO, arXiv:2503.14476, Eq. 11).
     """
     groups: list[Group] = []
     for _ in range(rounds):
@@ -45,8 +45,30 @@ def sample_until_enough(
 
 
 def _dropped_if_same(group: Group) -> Group:
-    rewards = {s.reward for s in group.samples if s.reward is not None}
-    return group if len(rewards) > 1 else replace(group, dropped="same_reward")
+    """Shaping alone (length, format) makes no group worth learning from."""
+    scored = [s for s in group.samples if s.reward is not None]
+    if len({s.reward for s in scored}) <= 1:
+        return replace(group, dropped="same_reward")
+    verdicts = {v for s in scored if (v := verdict(s)) is not None}
+    return replace(group, dropped="same_verdict") if len(verdicts) == 1 else group
+
+
+# --- verdicts ---
+
+
+def verdict(sample: Sample) -> float | None:
+    """Return the score of the verifier that the prompt names, before weights, clipping, shaping and punishments.
+
+    Where the verifier did not run, since a gate was shut, it is the raw reward; None where it could not score.
+    """
+    return sample.reward_parts.get(sample.prompt.verifier, raw_reward(sample))
+
+
+def is_right(sample: Sample) -> bool | None:
+    """Return whether the verifier gives full marks, 1 or more: a part of the tests passed is not right. None without a
+    verdict."""
+    found = verdict(sample)
+    return None if found is None else found >= 1.0
 
 
 # --- overlong responses ---

@@ -18,7 +18,7 @@ import numpy as np
 from megarl.records import Group, Prompt, Sample
 from megarl.rewards import Scorer, reason_kind
 from megarl.rollout.engine import Engine, GenerateRequest, GenerateResult, SamplingParams
-from megarl.rollout.filters import raw_reward
+from megarl.rollout.filters import is_right
 from megarl.seeds import draw_seed
 
 
@@ -89,21 +89,17 @@ def _sample(prompt: Prompt, result: GenerateResult, decode: Callable[[np.ndarray
 
 
 def rollout_counts(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
-    """Describe a round as (sum, count) pairs that add up over replicas.
-
-    A response is correct when its raw reward is 1 or more.
-    """
+    """Describe a round as (sum, count) pairs that add up over replicas."""
     samples = [s for g in groups for s in g.samples]
     scored = [s.reward for s in samples if s.reward is not None]
     lengths = [len(s.response_ids) for s in samples]
-    raw = [reward for reward in map(raw_reward, samples) if reward is not None]
-    judged = [[x >= 1.0 for s in g.samples if (x := raw_reward(s)) is not None] for g in groups]
-    correct = [verdicts for verdicts in judged if verdicts]
+    judged = [[right for s in g.samples if (right := is_right(s)) is not None] for g in groups]
+    judged = [verdicts for verdicts in judged if verdicts]
     spreads = [np.std(r) for g in groups if (r := [s.reward for s in g.samples if s.reward is not None])]
     counts = {
         "reward_mean": (math.fsum(scored), len(scored)),
         "reward_std": (math.fsum(map(float, spreads)), len(spreads)),
-        "accuracy": (sum(r >= 1.0 for r in raw), len(raw)),
+        "accuracy": (sum(map(sum, judged)), sum(map(len, judged))),
         "response_length_mean": (sum(lengths), len(lengths)),
         "prompt_length_mean": (sum(len(g.prompt.token_ids) for g in groups), len(groups)),
         "truncated_share": (sum(s.finish_reason == "length" for s in samples), len(samples)),
@@ -113,8 +109,8 @@ def rollout_counts(groups: Sequence[Group]) -> dict[str, tuple[float, float]]:
         "tokens": (sum(lengths), 1),
         "groups": (len(groups), 1),
         "groups_kept": (sum(g.dropped is None for g in groups), 1),
-        "groups_all_correct": (sum(all(c) for c in correct), 1),
-        "groups_all_wrong": (sum(not any(c) for c in correct), 1),
+        "groups_all_correct": (sum(map(all, judged)), 1),
+        "groups_all_wrong": (sum(not any(verdicts) for verdicts in judged), 1),
     }
     reasons = Counter(g.dropped for g in groups if g.dropped is not None)
     counts |= {f"{DROPPED}{reason}": (number, 1) for reason, number in reasons.items()}

@@ -4,6 +4,7 @@ stopped, dropped or counted."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from megarl.rollout.filters import (
     add_once,
     apply_overlong_penalty,
     filter_stale,
+    is_right,
     mask_overlong,
     raw_reward,
     sample_until_enough,
@@ -58,6 +60,55 @@ def test_dynamic_sampling_reads_the_raw_rewards_and_only_kept_groups_are_punishe
     assert [s.reward for s in second.samples] == [0.0, 0.5, 0.0, None]
     assert [raw_reward(s) for s in second.samples] == [0.0, 1.0, 1.0, None]
     assert [s.reward_parts["soft_overlong"] for s in second.samples] == pytest.approx([0, -0.5, -1, -0.2])
+
+
+def shaped(verdict: float | None, reward: float | None, length: int = 5) -> Sample:
+    """A response with the verifier's score and a reward that shaping made of it."""
+    return replace(response(length, reward), reward_parts={"math": verdict, "length": -0.1})
+
+
+@pytest.mark.parametrize(
+    ("samples", "dropped"),
+    [
+        ([shaped(1.0, 0.5), shaped(1.0, 0.9)], "same_verdict"),  # all right, told apart by their length
+        ([shaped(0.0, 0.1), shaped(0.0, 0.5)], "same_verdict"),  # all wrong, some in the right format
+        ([shaped(1.0, 0.9), shaped(0.0, 0.1)], None),
+        ([shaped(0.25, 0.2), shaped(0.5, 0.4)], None),  # part credit is something to learn from
+        ([shaped(1.0, 0.5), shaped(0.0, 0.5)], "same_reward"),  # advantages of zero
+        (
+            [shaped(1.0, 0.5), shaped(1.0, 0.9), shaped(0.0, None)],
+            "same_verdict",
+        ),  # the unscored one is masked
+        ([shaped(None, 0.5), shaped(None, 0.9)], None),  # a verifier of weight 0 that could not score
+        ([shaped(None, None), shaped(None, None)], "same_reward"),
+    ],
+)
+def test_dynamic_sampling_drops_groups_in_which_the_verifier_says_the_same_of_all(
+    samples: list[Sample], dropped: str | None
+) -> None:
+    (made,) = settled([group(*samples)], RewardSettings(), dynamic=True)
+    assert made.dropped == dropped
+
+
+@pytest.mark.parametrize(
+    ("sample", "right"),
+    [
+        (shaped(1.0, 0.5), True),  # 1 - 0.5 for its length
+        (shaped(1.0, 0.9), True),  # 0.9 of the verifier, and 0.1 for a format that it lacks
+        (shaped(0.0, 1.0), False),  # a bonus for its format
+        (shaped(0.75, 1.25), False),  # three of four tests, and a bonus
+        (shaped(2.0, 1.0), True),
+        (shaped(None, None), None),
+        (shaped(1.0, None), True),  # only a shaping part could not be scored
+        (
+            replace(shaped(None, 0.0), reward_parts={"format": 0.0}),
+            False,
+        ),  # a shut gate: the verifier did not run
+        (add_once(shaped(1.0, 1.0), "soft_overlong", -1.0), True),
+    ],
+)
+def test_right_is_what_the_prompts_verifier_gives_full_marks(sample: Sample, right: bool | None) -> None:
+    assert is_right(sample) is right
 
 
 def test_groups_are_sampled_in_the_place_of_dropped_ones_for_so_many_rounds():
@@ -124,6 +175,16 @@ def test_soft_overlong_penalty_of_daposs_budget() -> None:
     lengths = np.array([0, 16384, 17408, 18432, 20480, 20481, 40000])
     expected = [0.0, 0.0, -0.25, -0.5, -1.0, -1.0, -1.0]
     assert soft_overlong_penalty(lengths, 20480, 4096) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("length", "amount"), [(10, 0.0), (11, -0.1), (19, -0.9), (20, -1.0)])
+def test_the_punishment_begins_one_token_above_its_bound_and_is_whole_at_the_budget(
+    length: int, amount: float
+) -> None:
+    """Ten tokens of twenty are free."""
+    (made,) = apply_overlong_penalty(group(response(length, 1.0)), SOFT, BUDGET).samples
+    assert made.reward_parts["soft_overlong"] == pytest.approx(amount)
+    assert made.reward == pytest.approx(1.0 + amount)
 
 
 def test_an_amount_is_added_exactly_once_and_the_raw_reward_is_kept():

@@ -9,6 +9,7 @@ import pytest
 
 from megarl.errors import UserError
 from megarl.records import Group, Prompt
+from megarl.rewards import Scorer
 from megarl.rollout.engine import EngineError, GenerateRequest, SamplingParams
 from megarl.rollout.filters import apply_overlong_penalty
 from megarl.rollout.sampling import rollout_counts, sample_groups
@@ -132,3 +133,37 @@ def test_a_group_that_nobody_could_score_is_neither_all_wrong_nor_all_correct():
     counts = rollout_counts(groups)
     assert counts["groups_all_correct"] == (1.0, 1.0)
     assert counts["groups_all_wrong"] == (1.0, 1.0)
+
+
+SHAPED = {
+    "length": {"name": "length", "weight": 0.5, "options": {"start": 0, "end": 1}},
+    "format": {"name": "regex", "weight": 0.1, "options": {"pattern": "<answer>"}},
+    "bonus": {"name": "regex", "weight": 1.0, "options": {"pattern": "[0-9]"}},
+}
+
+
+@pytest.mark.parametrize("shaping", SHAPED)
+def test_the_verifier_of_each_prompt_decides_what_is_right_whatever_shaping_adds(shaping: str) -> None:
+    """Each half of the responses answers its prompt right; the prompts have two verifiers of unequal weight."""
+    settings = {
+        "workers": 0,
+        "verifiers": [{"name": "exact", "weight": 0.9}, {"name": "multiple_choice", "weight": 0.5}],
+        "shaping": [SHAPED[shaping]],
+    }
+    truths = [("exact", {"answer": "4"}), ("multiple_choice", {"answer": "B", "choices": ["3", "4"]})]
+    prompts = [Prompt(f"p/{n}", np.ones(1), "", name, truth) for n, (name, truth) in enumerate(truths)]
+    answers = iter(["4", "5", "4", "5", "B", "A", "B", "A"])
+    with Scorer(settings) as scorer:
+        groups = sample_groups(
+            scripted(script=lambda request: [1]),
+            scorer,
+            prompts,
+            group_size=4,
+            sampling=SamplingParams(4),
+            decode=lambda ids: next(answers),
+            seed=0,
+            step=0,
+        )
+    counts = rollout_counts(groups)
+    assert counts["accuracy"] == (4.0, 8.0)
+    assert counts["groups_all_correct"] == counts["groups_all_wrong"] == (0.0, 1.0)
