@@ -100,10 +100,21 @@ class OptimizerSettings(Section):
     """AdamW with a warm-up and a decay of the learning rate. Steps are optimizer steps."""
 
     lr: float = Field(default=1e-6, gt=0, description="Peak learning rate.")
-    min_lr: float = Field(default=0.0, ge=0, description="Learning rate at the end of the decay.")
-    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps of linear warm-up.")
+    min_lr: float = Field(
+        default=0.0,
+        ge=0,
+        description="Learning rate that the decay would reach in the step after the stage's last one, so that every "
+        "step trains.",
+    )
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        description="Optimizer steps of linear warm-up, from lr / warmup_steps to lr; at most the stage's.",
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="Decay of the learning rate from the warm-up to the stage's end."
+        default="constant",
+        description="Decay of the learning rate from the warm-up to the stage's end; a step whose gradient is not "
+        "finite is not counted.",
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment.")

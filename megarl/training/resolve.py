@@ -92,6 +92,7 @@ def resolve(config: Config, world_size: int) -> Plan:
         transformer_config(architecture, layout, platform, config.model)
     data = _fit_context(config, architecture.max_positions)
     recipe, sources = _resolve_algorithm(config, moe=bool(architecture.moe_layers))
+    _check_warm_ups(config, recipe)
     check_engine(config, architecture)
     return Plan(
         config=config,
@@ -124,6 +125,21 @@ def _check_shares(config: Config, replicas: int) -> None:
             raise UserError(
                 f"{key}={count} can't be shared out equally to {replicas} data-parallel replicas: set a multiple of "
                 f"{replicas}"
+            )
+
+
+def _check_warm_ups(config: Config, recipe: Recipe) -> None:
+    """Raises UserError for a warm-up that is longer than the run of its optimizer."""
+    rl_steps = config.rl.steps * (config.rl.minibatches or recipe.minibatches)
+    for key, optimizer, steps in (
+        ("sft.optimizer", config.sft.optimizer, config.sft.steps),
+        ("rl.optimizer", config.rl.optimizer, rl_steps),
+        ("rl.critic.optimizer", config.rl.critic.optimizer, rl_steps if "values" in recipe.needs else 0),
+    ):
+        if steps and optimizer.warmup_steps > steps:
+            raise UserError(
+                f"{key}.warmup_steps={optimizer.warmup_steps} is more than the {steps} optimizer steps of its stage: "
+                f"the learning rate would never reach {key}.lr. Lower it, or raise {key.split('.')[0]}.steps"
             )
 
 

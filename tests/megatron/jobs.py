@@ -222,6 +222,19 @@ def checkpoint_job(checkpoint: Path, folder: Path, layout: dict[str, Any], phase
     return {"weights": dict(iter_hf_tensors(name_map)), "rates": rates}
 
 
+def rates_job(checkpoint: Path, schedules: dict[str, dict[str, Any]], steps: int) -> dict[str, list[float]]:
+    """By schedule, the learning rates of a stage of so many steps."""
+    policy, _ = build(checkpoint, {})
+    batch, rates = toy_batch(policy, seed=0), {}
+    for name, settings in schedules.items():
+        policy.set_optimizer(OptimizerSettings(lr=1.0, **settings), steps)
+        rates[name] = []
+        for _ in range(steps):
+            result = policy.step(batch, lambda micro_batch, logprobs, entropies: (0 * logprobs.sum(), None))
+            rates[name].append(result.lr)
+    return rates
+
+
 def toy_batch(policy: Policy, seed: int) -> list[MicroBatch]:
     """Prompts of three tokens, four response tokens, all random, all trained on."""
     rng = np.random.default_rng(seed)

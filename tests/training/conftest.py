@@ -19,7 +19,7 @@ from tests.ranks import RankPool
 TINY = """
 defaults: [{quickstart}]
 data: {{heldout: {{count: 16}}}}
-sft: {{steps: 4, batch_size: 8, log_every: 2}}
+sft: {{steps: 4, batch_size: 8, log_every: 2, optimizer: {{lr: 8.0e-4, warmup_steps: 0}}}}
 rl: {{steps: 6, prompts_per_step: 4, group_size: 4, minibatches: 2, audit_every: 2, audit_responses: 6,
       optimizer: {{lr: 1.0e-3}}}}
 sampling: {{max_new_tokens: 8}}
