@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -210,9 +211,16 @@ def _find_groups(platform: Platform) -> Groups:
 
 @contextmanager
 def report_error_once() -> Iterator[None]:
-    """Most of a user's mistakes are met by every rank: the first to raise one tells it, the others are silent."""
+    """Most of a user's mistakes are met by every rank: the first to raise one tells it, the others are silent. A rank
+    that only misses another says so in one line: the other's words matter."""
     try:
         yield
+    except RuntimeError as error:
+        if (
+            lost := re.match(r"\[[^\]]*gloo/transport[^\]]*\] (.+?)(\. This is|$)", str(error), re.DOTALL)
+        ) is None:
+            raise
+        raise SystemExit(f"megarl: rank {os.environ['RANK']} lost another rank: {lost[1]}") from None
     except UserError as error:
         error.silent = not isinstance(error, RanksMissing) and not _first_to_say(str(error))
         raise

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -51,6 +54,11 @@ class _Patience:
         self._seconds, self._start = seconds, time.monotonic()
         self._next = FIRST_WORD
 
+    @property
+    def of_an_attempt(self) -> float:
+        """Seconds that one attempt to connect may take."""
+        return min(ATTEMPT, self._seconds)
+
     def wait(self, what: Callable[[], str], *, told: bool) -> None:
         """Wait a moment for what `what` says. Raises RanksMissing when the time is over."""
         waited = time.monotonic() - self._start
@@ -85,13 +93,30 @@ def _host(place: Place) -> dist.TCPStore:
 def _connect(place: Place, patience: _Patience) -> dist.TCPStore:
     while True:
         try:
-            socket.create_connection((place.address, place.port), timeout=ATTEMPT).close()
-            return dist.TCPStore(
-                place.address, place.port, wait_for_workers=False, timeout=timedelta(seconds=ATTEMPT)
-            )
+            return _ask(place, patience.of_an_attempt)
+        except FutureTimeout:
+            problem = "what listens there is not the ranks' store"
         except (OSError, UnicodeError, dist.DistError) as error:  # it may not be up yet, nor its name known
-            problem = _first_line(error)
-        patience.wait(lambda: f"{_where(place)}: nothing answers there ({problem})", told=True)  # noqa: B023
+            problem = f"nothing answers there ({_first_line(error)})"
+        patience.wait(lambda: f"{_where(place)}: {problem}", told=True)  # noqa: B023
+
+
+def _ask(place: Place, seconds: float) -> dist.TCPStore:
+    """One attempt to connect. In a thread that may hang: torch waits for whatever listens there without a bound."""
+    answer: Future[dist.TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((place.address, place.port), timeout=seconds).close()
+            timeout = timedelta(seconds=ATTEMPT)
+            answer.set_result(
+                dist.TCPStore(place.address, place.port, wait_for_workers=False, timeout=timeout)
+            )
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=connect, daemon=True).start()
+    return answer.result(seconds + 1)
 
 
 def _missing(store: dist.Store, place: Place) -> str:

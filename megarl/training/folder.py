@@ -7,23 +7,22 @@ from pathlib import Path
 
 from megarl.errors import UserError
 from megarl.monitor.logger import METRICS_FILE
-from megarl.training.resolve import Plan
 from megarl.training.state import checkpoints_folder, finished_checkpoints
 
 EXPORT = "hf"
 
 
-def refuse_used_folder(plan: Plan) -> None:
+def refuse_used_folder(folder: Path, *, resume: bool) -> None:
     """For a run that begins anew: raise UserError where it would prune, overwrite or mix with what another one left.
 
     Told to resume, it is the run whose folder this is, perhaps killed before its first checkpoint; then only
     checkpoints, all of them damaged, and an exported policy are refused.
     """
-    found = next(_left_in(plan.folder, anything=not plan.config.checkpoint.resume), None)
+    found = next(_left_in(folder, anything=not resume), None)
     if found is None:
         return
     path, what = found
-    if plan.config.checkpoint.resume:
+    if resume:
         raise UserError(
             f"{path} {what}, and no good checkpoint of it is there to go on from. What is there stays: move it away to "
             "begin anew, or set another name=..."

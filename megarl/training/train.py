@@ -47,7 +47,7 @@ def train(config: Config, stop: StopSignals | None = None) -> None:
         groups, lock = join_ranks(plan)
         found = find_checkpoint(plan, groups) if config.checkpoint.resume else None
         if found is None:
-            groups.on_main(lambda: refuse_used_folder(plan))
+            groups.on_main(lambda: refuse_used_folder(plan.folder, resume=config.checkpoint.resume))
         state = found.state if found else RunState.at_start(plan)
         run = open_run(plan, groups, lock, plan.stages_from(state.stage))
         run.stop = stop
