@@ -183,6 +183,21 @@ def test_a_signal_that_reaches_one_rank_alone_ends_the_others_too(tmp_path: Path
     assert seen == {"0", "1", "saved 0", "saved 1"}
 
 
+def under_nohup(first: Callable[[], None], second: Callable[[], None]) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    two_ranks(first, second)
+
+
+def test_under_nohup_the_end_of_the_terminal_changes_nothing(tmp_path: Path) -> None:
+    action = partial(end_when_told, str(tmp_path), True)
+    process = start(under_nohup, action, action, folder=tmp_path, environment=environment_of_a_command())
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60, "the start of both ranks")
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        for pid in (process.pid, *children(process.pid)):
+            os.kill(pid, number)
+    assert finish(process, 60).returncode == 128 + signal.SIGTERM
+
+
 def test_a_second_signal_ends_all_ranks_at_once(tmp_path: Path) -> None:
     result, seen = tell(tmp_path, False, signal.SIGTERM, signal.SIGTERM)
     assert result.returncode == 128 + signal.SIGTERM, result.stderr

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from megarl.config.load import load_config
 from megarl.training.run import lock_folder
 from tests.disk import full_disk
+from tests.monitor.test_logger import wandb_end
 from tests.training.conftest import Command, Finished, processes_in, wait_until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -124,6 +125,7 @@ def test_killed_in_its_cold_start_a_run_begins_again(command: Command, straight:
     ("word", "told"),
     [
         ("checkpoint.resume=false", "metrics.jsonl already holds the metrics of a run"),
+        ("checkpoint.resume=false log.sinks=[console]", "metrics.jsonl already holds the metrics of a run"),
         ("sft.steps=2", "step_000010: saved after a cold start of 4 steps, the config says sft.steps=2"),
     ],
 )
@@ -135,7 +137,7 @@ def test_a_run_that_cannot_go_on_as_told_stays_as_it_is(
         shutil.copytree(command.folder / "runs" / "straight", folder)
     before = {p: p.read_bytes() for p in (folder / "config.yaml", folder / "metrics.jsonl")}
     names = sorted(p.name for p in (folder / "checkpoints").iterdir())
-    result = command.train("again", word)
+    result = command.train("again", *word.split())
     assert result.code == 2, result.output
     assert result.output.count("megarl: error") == 1
     assert told in result.output
@@ -174,18 +176,43 @@ def test_samples_that_cannot_be_written_are_told_once(command: Command) -> None:
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_told_to_end_ends_quietly_with_all_its_ranks(
-    number: signal.Signals, command: Command
-) -> None:
-    process = command.start("train", str(command.config), f"name={number.name}", "sft.steps=4000")
-    file = command.folder / "runs" / number.name / "metrics.jsonl"
-    wait_until(file.exists, 200, "the first step")
-    os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    assert "Traceback" not in output
-    wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
+def test_a_run_that_is_told_to_end_loses_no_step(command: Command, straight: Finished) -> None:
+    """In its cold start by the process that started it, then in RL by one rank alone: what is done is saved, and the
+    run goes on bit for bit. W&B is told how each start ended."""
+    words = ("train", str(command.config), "name=told", "log.sinks=[jsonl,wandb]", "checkpoint.every=0")
+    folder, told = command.folder / "runs" / "told", []
+    for number, rank, seen in ((signal.SIGINT, None, '"step": 2'), (signal.SIGTERM, 1, '"step": 6')):
+        process = command.start(*words)
+        wait_until(lambda: seen in logged(folder), 200, "some steps")  # noqa: B023
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(process.pid if rank is None else int(sorted(ranks, key=int)[rank]), number)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 128 + number, output
+        assert "Traceback" not in output
+        (line,) = [line for line in output.splitlines() if "megarl: stopped by" in line]
+        step = int(line.split(" after step ")[1].split()[0])
+        assert line == (
+            f"megarl: stopped by {number.name} after step {step} of 10: its checkpoint is saved, and the same command "
+            "goes on from it"
+        )
+        assert (folder / "checkpoints" / f"step_{step:06d}" / "manifest.json").is_file()
+        assert max([0, *(row["step"] for row in command.metrics("told"))]) <= step
+        wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
+        told.append((number, step))
+    resumed = command.run(*words)
+    assert resumed.code == 0, resumed.output
+    assert f"step_{told[1][1]:06d}" in resumed.output
+    assert command.metrics("told") == command.metrics("straight")
+    assert all(
+        torch.equal(a, weights(command, "told")[name]) for name, a in weights(command, "straight").items()
+    )
+    ends = [wandb_end(file) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+    assert ends == [(128 + signal.SIGINT, True), (128 + signal.SIGTERM, True), (0, False)]
+
+
+def logged(folder: Path) -> str:
+    file = folder / "metrics.jsonl"
+    return file.read_text() if file.exists() else ""
 
 
 def test_a_run_of_one_rank_outlives_the_shell_that_started_it(command: Command) -> None:
@@ -214,10 +241,19 @@ def test_what_was_passed_over_is_not_kept_in_the_place_of_what_was_written(
     assert "step_000010" not in kept
 
 
-def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> None:
+def test_torchrun_gives_the_same_run_also_when_it_is_told_to_end(
+    command: Command, straight: Finished
+) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    result = command.train("torchrun", program=[*torchrun, "-m", "megarl"])
+    words = ("train", str(command.config), "name=torchrun")
+    process = command.start(*words, program=[*torchrun, "-m", "megarl"])
+    wait_until(lambda: '"step": 4' in logged(command.folder / "runs" / "torchrun"), 200, "the cold start")
+    os.kill(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert "megarl: stopped by SIGTERM after step" in output
+    result = command.run(*words)
     assert result.code == 0, result.output
+    assert "Resuming from" in result.output
     assert command.metrics("torchrun") == command.metrics("straight")
 
 
