@@ -150,6 +150,7 @@ def _begin_stage(run: Run, stage: Stage, plan: StagePlan, state: RunState, saver
     state = replace(state.with_parts_of(run, stage), before=before, after=before, score=score)
     with run.clock.phase("checkpoint"):
         saver.save(state, stage.models)
+        saver.finish()  # a run that is killed in its first step has something to go on from
     return state
 
 

@@ -16,7 +16,7 @@ import pytest
 from megarl.launcher import start_ranks
 from megarl.monitor.signals import StopSignals
 from tests.forks import Finished, environment_of_a_command, finish, start
-from tests.training.conftest import wait_until
+from tests.training.conftest import ranks_of, wait_until
 
 pytestmark = pytest.mark.distributed
 
@@ -157,15 +157,11 @@ def tell(tmp_path: Path, saves: bool, *numbers: int, rank: int | None = None) ->
     wait_until(
         lambda: {"0", "1"} <= {file.name for file in tmp_path.iterdir()}, 60, "the start of both ranks"
     )
-    told = process.pid if rank is None else children(process.pid)[rank]
+    told = process.pid if rank is None else ranks_of(process.pid)[rank]
     for number in numbers:
         os.kill(told, number)
         time.sleep(1.1 if len(numbers) > 1 else 0)
     return finish(process, 60), {file.name for file in tmp_path.iterdir()}
-
-
-def children(pid: int) -> list[int]:
-    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
@@ -193,7 +189,7 @@ def test_under_nohup_the_end_of_the_terminal_changes_nothing(tmp_path: Path) -> 
     process = start(under_nohup, action, action, folder=tmp_path, environment=environment_of_a_command())
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 60, "the start of both ranks")
     for number in (signal.SIGHUP, signal.SIGTERM):
-        for pid in (process.pid, *children(process.pid)):
+        for pid in (process.pid, *ranks_of(process.pid)):
             os.kill(pid, number)
     assert finish(process, 60).returncode == 128 + signal.SIGTERM
 

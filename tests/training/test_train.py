@@ -21,7 +21,7 @@ from megarl.config.load import load_config
 from megarl.training.run import lock_folder
 from tests.disk import full_disk
 from tests.monitor.test_logger import wandb_end
-from tests.training.conftest import Command, Finished, processes_in, wait_until
+from tests.training.conftest import Command, Finished, processes_in, ranks_of, wait_until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -76,15 +76,20 @@ def test_the_exported_model_scores_the_sampled_tokens_as_the_engine_did(
 
 
 def test_killed_and_started_again_a_run_is_bit_identical(command: Command, straight: Finished) -> None:
-    """kill -9 between the steps 4 and 6; the resumed run repeats what was lost, and nothing else. How checkpoints are
-    written makes no difference."""
+    """kill -9 of one rank at the first RL step, then of the process that started them between the steps 4 and 6; the
+    resumed run repeats what was lost, and nothing else. How checkpoints are written makes no difference."""
     behind = "checkpoint.asynchronous=on"
-    process = command.start("train", str(command.config), "name=killed", behind)
-    file = command.folder / "runs" / "killed" / "metrics.jsonl"
-    wait_until(lambda: file.exists() and '"step": 8' in file.read_text(), 200, "the fourth RL step")
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    wait_until(lambda: not processes_in(command.folder), 20, "the end of the killed run's ranks")
+    for seen, rank in (('"step": 5', 1), ('"step": 8', None)):
+        process = command.start("train", str(command.config), "name=killed", behind)
+        wait_until(lambda: seen in logged(command.folder / "runs" / "killed"), 200, "some steps")  # noqa: B023
+        os.kill(process.pid if rank is None else ranks_of(process.pid)[rank], signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+        wait_until(lambda: not processes_in(command.folder), 20, "the end of the killed run's ranks")
+        if rank is not None:
+            assert process.returncode == 1
+            assert "megarl: rank 1 was killed by signal 9 (SIGKILL): the kernel's OOM killer" in output
+            assert "megarl: rank 0 lost another rank" in output
+            assert "Traceback" not in output
 
     resumed = command.train("killed", behind)
     assert resumed.code == 0, resumed.output
@@ -184,8 +189,7 @@ def test_a_run_that_is_told_to_end_loses_no_step(command: Command, straight: Fin
     for number, rank, seen in ((signal.SIGINT, None, '"step": 2'), (signal.SIGTERM, 1, '"step": 6')):
         process = command.start(*words)
         wait_until(lambda: seen in logged(folder), 200, "some steps")  # noqa: B023
-        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        os.kill(process.pid if rank is None else int(sorted(ranks, key=int)[rank]), number)
+        os.kill(process.pid if rank is None else ranks_of(process.pid)[rank], number)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 128 + number, output
         assert "Traceback" not in output
