@@ -8,6 +8,7 @@
 #   MASTER_ADDR     the host name or address of node 0, which every node can reach
 #   MASTER_PORT     a free port on node 0 (default 29500)
 #   NPROC_PER_NODE  ranks on this node (default: its GPUs); on a CPU it must be given
+#   SHUTDOWN_SECONDS  between a signal and the kill of ranks that have not saved and ended by then (default 120)
 #
 # It is `torchrun ... -m megarl train CONFIG ...`: node and rank numbers are fixed, so that a run resumed on as many
 # nodes finds every rank where it was. The run folder must be on storage that all nodes share.
@@ -35,6 +36,8 @@ MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}"
 MASTER_PORT="${MASTER_PORT:-29500}"
 whole NODE_RANK 0
 whole MASTER_PORT 1
+SHUTDOWN_SECONDS="${SHUTDOWN_SECONDS:-120}"
+whole SHUTDOWN_SECONDS 0
 [[ "$NODE_RANK" -lt "$NNODES" ]] || fail "NODE_RANK=$NODE_RANK, but of $NNODES nodes the last is $((NNODES - 1))"
 if [[ -z "${NPROC_PER_NODE:-}" ]]; then
     NPROC_PER_NODE="$({ nvidia-smi --list-gpus 2>/dev/null || true; } | wc -l)"
@@ -51,7 +54,11 @@ fi
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 printf '[torchrun_multinode] node %s of %s, %s ranks here, meeting at %s:%s\n' \
     "$NODE_RANK" "$NNODES" "$NPROC_PER_NODE" "$MASTER_ADDR" "$MASTER_PORT"
-exec "$python" -m torch.distributed.run \
+# Ranks that are told to end save a checkpoint first; nohup's ignored SIGHUP stays ignored.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="$SHUTDOWN_SECONDS"
+signals=SIGTERM,SIGINT,SIGQUIT
+[[ "$(trap -p HUP)" == "trap -- '' "* ]] || signals+=,SIGHUP
+exec "$python" -m torch.distributed.run --signals-to-handle "$signals" \
     --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node "$NPROC_PER_NODE" \
     --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" --max-restarts 0 \
     -m megarl train "$@"

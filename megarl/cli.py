@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from megarl.errors import EXIT_USER_ERROR, UserError
+from megarl.monitor.signals import Stopped
 from megarl.monitor.status import print_status
 
 app = typer.Typer(
@@ -41,20 +43,29 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
     from megarl import launcher
     from megarl.config.load import load_config
     from megarl.config.rules import check_files
+    from megarl.megatron.environment import another_rank_tells, read_place
+    from megarl.monitor.signals import StopSignals
 
+    stop = StopSignals()
+    stop.listen()
+    faulthandler.enable(2)  # a fault in native code says where
     try:  # what can be told before torch is imported
         settings = load_config(config, overrides or ())
         check_files(settings)
     except UserError as error:
-        error.silent = not launcher.is_first_rank()
+        error.silent = another_rank_tells()
         raise
-    if launcher.under_torchrun():
+    if (place := read_place()) is not None:
+        launcher.check_alone(settings, place)
         launcher.die_with_parent()
+        stop.supervised = True
     elif (code := launcher.launch(settings, ["train", str(config), *(overrides or ())])) is not None:
         raise typer.Exit(code)
+    else:
+        stop.supervised = read_place() is not None  # a fork
     from megarl.training.train import train as run
 
-    run(settings)
+    run(settings, stop)
 
 
 @app.command()
@@ -150,14 +161,16 @@ def convert(
     already runs under torchrun. A training run's checkpoint is converted with --config.
     """
     from megarl import launcher
+    from megarl.megatron.environment import forget_place, read_place
     from megarl.megatron.settings import Layout
     from megarl.weights import convert as conversion
 
     layout = Layout(tensor=tensor, pipeline=pipeline, expert=expert)
-    if launcher.under_torchrun():
+    if (place := read_place()) is not None:
         launcher.die_with_parent()
     else:
         conversion.check(source, target, config, layout)
+        forget_place()
         if (ranks := launcher.fewest_ranks(layout)) > 1:
             words = ["convert", str(source), str(target), "--dtype", dtype]
             words += ["--config", str(config)] if config else []
@@ -165,8 +178,9 @@ def convert(
                 words += [f"--{name}", str(size)]
             if (code := launcher.start_ranks(ranks, threads, words)) is not None:
                 raise typer.Exit(code)
+            place = read_place()
     done = conversion.convert(source, target, layout=layout, config_folder=config, dtype=dtype)
-    if launcher.is_first_rank():
+    if place is None or place.rank == 0:
         print(done)
 
 
@@ -227,5 +241,9 @@ def main(arguments: list[str] | None = None) -> Any:
             print_status(f"megarl: error: {error}")
         sys.stderr.flush()
         sys.exit(EXIT_USER_ERROR)
+    except Stopped as stopped:
+        if not stopped.silent:
+            print_status(f"megarl: {stopped}")
+        sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -6,6 +6,7 @@ they are fresh interpreters, since CUDA does not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -19,23 +20,30 @@ from collections.abc import Sequence
 
 from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
+from megarl.megatron.environment import Place, forget_place, how_to_mend
 from megarl.megatron.settings import Layout
+from megarl.monitor.signals import SAME_SIGNAL, STOPS, killed_by
 from megarl.monitor.status import print_status
 
 MOST_RANKS = 4096
 PR_SET_PDEATHSIG = 1
 SECONDS_TO_SAY_SO = 2.0  # all ranks meet a mistake, and the one that tells it may not be the first to end
-SECONDS_TO_END = 30.0  # between a signal and SIGKILL
+SECONDS_TO_END = 10.0  # between END_NOW and SIGKILL
+SECONDS_TO_FOLLOW = 30.0  # between the end of the first rank that a signal stopped and SIGKILL for the others
+END_NOW = (
+    signal.SIGUSR2
+)  # for ranks that wait for one that is gone; nobody takes it, so it ends them in native code too
 WHAT_A_RUN_IMPORTS = ("megarl.training.train", "transformers.models.auto.tokenization_auto")
 
 
-def under_torchrun() -> bool:
-    """Return whether this process already is one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def is_first_rank() -> bool:
-    return int(os.environ.get("RANK", 0)) == 0
+def check_alone(config: Config, place: Place) -> None:
+    """Raise UserError where the environment names one rank, and the configuration more."""
+    asked = config.launch.ranks
+    if place.world_size == 1 and asked is not None and asked > 1:
+        raise UserError(
+            f"launch.ranks={asked}, but RANK={place.rank} and WORLD_SIZE=1 in the environment say that this process is "
+            f"the only rank. {how_to_mend()}"
+        )
 
 
 def ranks_on_this_machine(config: Config) -> int:
@@ -64,6 +72,7 @@ def fewest_ranks(layout: Layout) -> int:
 
 def launch(config: Config, arguments: Sequence[str]) -> int | None:
     """Start a run's ranks, unless this process is the only one. Returns as `start_ranks` does."""
+    forget_place()
     ranks = ranks_on_this_machine(config)
     if ranks == 1:
         return None
@@ -81,8 +90,8 @@ def start_ranks(
     """Start so many ranks of the command `megarl ARGUMENTS`, which this process is.
 
     Returns None on a rank that is a fork of this process: it goes on with the command. Returns the exit code in this
-    process, once all ranks have ended: 0, 2 for a user's mistake (a rank has said which), 128 + n when signal n ended
-    the run, else 1.
+    process, once all ranks have ended: 0, 2 for a user's mistake (a rank has said which), 128 + n when signal n told
+    the run to end, else 1, and the rank at fault is named.
 
     imports: modules that ranks need, loaded before they are forked. fork: None = where it is safe.
     """
@@ -103,8 +112,10 @@ def start_ranks(
             pid = os.fork()
             if pid == 0:
                 os.setsid()
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of the background
+                if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a job of the background
+                    signal.signal(signal.SIGINT, signal.default_int_handler)
                 die_with_parent(this_process)
+                forget_place()
                 os.environ.update(_variables(rank, ranks, host, port, threads))
                 if not fork:
                     os.execv(sys.executable, [sys.executable, "-m", "megarl", *arguments])
@@ -158,29 +169,61 @@ class _Ranks:
 
     def __init__(self, processes: Sequence[int]) -> None:
         self._processes = processes
-        self._codes: dict[int, int] = {}
-        self._signals: list[int] = []
+        self._codes: dict[int, int] = {}  # by process, in the order of their ends
+        self._signals: list[tuple[int, float]] = []  # that told this process to end, and when
+        self._killed = False
 
     def wait(self) -> int:
-        """Wait for the end of all ranks, which one rank's failure or a signal brings about; returns the exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
-                signal.signal(number, lambda number, _: self._signals.append(number))
-        while self._running() and not self._signals and not any(self._codes.values()):
+        """Wait for the end of all ranks, which one rank's failure or a signal brings about; returns the exit code.
+
+        The first signal is passed on to the ranks, which end when they are ready to. At the second they are killed.
+        """
+        for number in (*STOPS, signal.SIGQUIT):
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+                signal.signal(number, self._note)
+        passed_on = 0
+        while self._running() and not any(self._codes.values()) and not self._killed:
+            if self._signals and not passed_on:
+                passed_on = self._signals[0][0]
+                self._send(passed_on)
             time.sleep(0.1)
-        if self._signals:
-            self._end(self._signals[0])
-            return 128 + self._signals[0]
-        if EXIT_USER_ERROR in self._codes.values():
-            self._wait_for(SECONDS_TO_SAY_SO)
-        killed = {self._processes.index(pid): -code for pid, code in self._codes.items() if code < 0}
-        self._end(signal.SIGTERM)
-        for rank, ended_by in killed.items():
-            print_status(
-                f"megarl: rank {rank} was killed by signal {ended_by} ({signal.Signals(ended_by).name})"
-            )
-        codes = set(self._codes.values())
-        return EXIT_USER_ERROR if EXIT_USER_ERROR in codes else int(codes != {0})
+        if not self._killed and not any(self._codes.values()):
+            return 0
+        told = passed_on or next((n for n in STOPS if 128 + n in self._codes.values()), 0)
+        if told and not self._killed and set(self._codes.values()) <= {0, *_stopped(told)}:
+            if not passed_on:  # it reached one rank alone, perhaps before training
+                self._send(told)
+            self._wait_for(SECONDS_TO_FOLLOW)
+        if told and (self._killed or set(self._codes.values()) <= {0, *_stopped(told)}):
+            self._end()
+            return 128 + told
+        return self._fail()
+
+    def _fail(self) -> int:
+        """Name the rank at fault, end the others; returns the exit code."""
+        first = list(self._codes)
+        self._wait_for(SECONDS_TO_SAY_SO)  # those that miss it notice, and close what they have
+        at_fault = [pid for pid in self._codes if self._codes[pid] < 0] or first
+        codes = {pid: self._codes[pid] for pid in at_fault if self._codes[pid]}
+        wrong = EXIT_USER_ERROR in self._codes.values()
+        for pid, code in codes.items():
+            if code < 0 or not wrong:
+                how = (
+                    killed_by(-code) if code < 0 else f"ended with exit code {code}; its own words are above"
+                )
+                print_status(f"megarl: rank {self._processes.index(pid)} {how}")
+        self._send(END_NOW)
+        self._wait_for(SECONDS_TO_END)
+        self._end()
+        return EXIT_USER_ERROR if wrong else 1
+
+    def _note(self, number: int, _: object) -> None:
+        """A signal has come. The second one kills the ranks, whatever this process is at."""
+        now = time.monotonic()
+        if self._signals and now - self._signals[0][1] > SAME_SIGNAL:
+            self._killed = True
+            self._send(signal.SIGKILL)
+        self._signals.append((number, now))
 
     def _running(self) -> list[int]:
         """Return the processes that have not ended."""
@@ -192,17 +235,25 @@ class _Ranks:
         return [pid for pid in self._processes if pid not in self._codes]
 
     def _wait_for(self, seconds: float) -> None:
-        """Wait for their end, at most so long, and no longer when another signal comes."""
-        deadline, signals = time.monotonic() + seconds, len(self._signals)
-        while self._running() and time.monotonic() < deadline and len(self._signals) == signals:
+        """Wait for their end, at most so long."""
+        deadline = time.monotonic() + seconds
+        while self._running() and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def _end(self, number: int) -> None:
-        """Send the signal to all that still run and to what they started, and in the end kill them."""
-        for last in (number, int(signal.SIGKILL)):
-            for pid in self._running():
-                try:
-                    os.killpg(pid, last)
-                except ProcessLookupError:  # it has not opened its session yet
-                    os.kill(pid, last)
-            self._wait_for(SECONDS_TO_END)
+    def _send(self, number: int) -> None:
+        """Send a signal to those that run; SIGKILL to what they started, too."""
+        for pid in self._processes:
+            if pid not in self._codes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                    if number == signal.SIGKILL:
+                        os.killpg(pid, number)
+
+    def _end(self) -> None:
+        self._send(signal.SIGKILL)
+        self._wait_for(SECONDS_TO_END)
+
+
+def _stopped(number: int) -> tuple[int, int]:
+    """The exit codes of a rank that this signal has ended: in good order, or as it ends any process."""
+    return 128 + number, -number

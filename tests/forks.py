@@ -117,6 +117,7 @@ def _become_new(
 ) -> None:
     """What a new process inherits is given by hand."""
     os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

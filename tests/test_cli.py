@@ -259,6 +259,18 @@ def test_a_mistake_is_one_message_and_exit_code_2(
     assert "Traceback" not in result.stderr
 
 
+def test_variables_left_over_from_another_launch_are_named(quickstart: Path) -> None:
+    for variables, told in (
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "launch.ranks=2, but RANK=0 and WORLD_SIZE=1 in the environment"),
+    ):
+        result = megarl("train", str(quickstart), **variables)
+        assert result.returncode == 2
+        assert result.stderr.count("\n") == 1
+        assert told in result.stderr
+        assert f"`unset {' '.join(variables)}`: megarl then starts its own ranks" in result.stderr
+
+
 def test_under_torchrun_a_mistake_in_the_file_is_told_by_one_rank() -> None:
     ranks = [megarl("train", QUICKSTART, "rl.stps=3", RANK=rank, WORLD_SIZE="2") for rank in ("0", "1")]
     assert [r.returncode for r in ranks] == [2, 2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +22,13 @@ from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
 from megarl.errors import UserError
+from megarl.megatron.environment import read_place
+from megarl.megatron.meeting import RanksMissing, meet
 from megarl.megatron.platform import Platform
 from megarl.megatron.settings import Layout
 
 T = TypeVar("T")
+SECONDS_TO_MEET = 300.0  # ranks of one start differ by what their imports take
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,12 @@ class Groups:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.peers_group)
         return int(tensor)
 
+    def largest(self, number: int) -> int:
+        """The largest of every rank's numbers."""
+        tensor = torch.tensor(number, device=self.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor)
+
     def everyone(self, flag: bool) -> bool:
         """Whether it is so on every rank."""
         tensor = torch.tensor(int(flag), device=self.device)
@@ -146,22 +156,24 @@ class Groups:
 def initialize(layout: Layout, platform: Platform, *, seed: int, timeout_seconds: int = 1800) -> Groups:
     """Join the world (torchrun's variables; alone without them) and build megatron-core's groups. Once a process.
 
-    Raises UserError when the layout does not divide the world size.
+    Raises UserError when the layout does not divide the world size, and RanksMissing when the ranks do not meet.
     """
     platform.enter()
     if not dist.is_initialized():
         os.environ.setdefault("RANK", "0")
         os.environ.setdefault("WORLD_SIZE", "1")
-        if problem := layout.problem(int(os.environ["WORLD_SIZE"])):
+        place = read_place()
+        assert place is not None
+        if problem := layout.problem(place.world_size):
             raise UserError(f"parallel: {problem}; change parallel.* or the number of ranks")
-        alone = "MASTER_ADDR" not in os.environ
-        store = dist.HashStore() if alone else None
+        timeout = datetime.timedelta(seconds=timeout_seconds)
+        seconds = min(SECONDS_TO_MEET, timeout_seconds)
         dist.init_process_group(
             platform.backend,
-            store=store,
-            rank=int(os.environ["RANK"]),
-            world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=datetime.timedelta(seconds=timeout_seconds),
+            store=meet(place, seconds=seconds, timeout=timeout) if place.world_size > 1 else dist.HashStore(),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timeout,
             device_id=platform.device if platform.kind == "cuda" else None,
         )
     if problem := layout.problem(dist.get_world_size()):
@@ -199,11 +211,18 @@ def _find_groups(platform: Platform) -> Groups:
 
 @contextmanager
 def report_error_once() -> Iterator[None]:
-    """Most of a user's mistakes are met by every rank: the first to raise one tells it, the others are silent."""
+    """Most of a user's mistakes are met by every rank: the first to raise one tells it, the others are silent. A rank
+    that only misses another says so in one line: the other's words matter."""
     try:
         yield
+    except RuntimeError as error:
+        if (
+            lost := re.match(r"\[[^\]]*gloo/transport[^\]]*\] (.+?)(\. This is|$)", str(error), re.DOTALL)
+        ) is None:
+            raise
+        raise SystemExit(f"megarl: rank {os.environ['RANK']} lost another rank: {lost[1]}") from None
     except UserError as error:
-        error.silent = not _first_to_say(str(error))
+        error.silent = not isinstance(error, RanksMissing) and not _first_to_say(str(error))
         raise
 
 

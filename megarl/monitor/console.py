@@ -34,7 +34,7 @@ class ConsoleSink:
         count = f"step {step:>{width}}{f'/{self._total}' if self._total else ''}"
         self._console.print(" | ".join([count, *shown]), highlight=False, soft_wrap=True, markup=False)
 
-    def close(self) -> None:
+    def close(self, exit_code: int = 0) -> None:
         pass
 
 

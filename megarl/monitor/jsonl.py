@@ -60,7 +60,7 @@ class JsonlSink:
             raise cannot_write(self.path, error) from error
         self._last_step = step
 
-    def close(self) -> None:
+    def close(self, exit_code: int = 0) -> None:
         self._file.close()
 
 

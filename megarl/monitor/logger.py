@@ -27,8 +27,8 @@ class Sink(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the numbers of one step. Names are registered, values are Python floats, steps only go up."""
 
-    def close(self) -> None:
-        """Finish writing. Called once, also when the run fails."""
+    def close(self, exit_code: int = 0) -> None:
+        """Finish writing. Called once, also when the run fails: with what its process ends with."""
 
 
 class TensorBoardSink:
@@ -49,7 +49,7 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, exit_code: int = 0) -> None:
         self._writer.close()
 
 
@@ -70,11 +70,11 @@ class MetricLogger:
         for sink in self._sinks:
             sink.log(step, metrics)
 
-    def close(self) -> None:
-        """Close every sink, once."""
+    def close(self, exit_code: int = 0) -> None:
+        """Close every sink, once. exit_code: what the process ends with, 128 + n where signal n stopped the run."""
         sinks, self._sinks = self._sinks, ()
         for sink in sinks:
-            sink.close()
+            sink.close(exit_code)
 
 
 def open_logger(

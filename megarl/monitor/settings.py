@@ -18,7 +18,9 @@ class LogSettings(Section):
     sinks: tuple[SinkName, ...] = Field(
         default=("jsonl", "console"), description="Sinks of the metrics; jsonl is the record of the run."
     )
-    project: str = Field(default="megarl", description="Name of the W&B project.")
+    project: str | None = Field(
+        default=None, description="Name of the W&B project; None = WANDB_PROJECT, else megarl."
+    )
     samples_every: int = Field(
         default=10, ge=0, description="RL steps between two files of samples; 0 = none."
     )

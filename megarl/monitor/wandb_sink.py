@@ -1,7 +1,8 @@
 """Weights & Biases. A run folder keeps its run id, so a resumed run goes on where it was.
 
-Offline unless the user gave a key (`WANDB_API_KEY`) or chose a mode (`WANDB_MODE`), the library's own
-variables. No trouble with W&B ever stops training: the first failure is told once, and the sink falls silent.
+What the library's own variables say (`WANDB_NAME`, `WANDB_RUN_ID`, ...) goes before megarl's defaults, and
+`log.project` before `WANDB_PROJECT`. Offline unless the user gave a key (`WANDB_API_KEY`) or chose a mode
+(`WANDB_MODE`). No trouble with W&B ever stops training: the first failure is told once, and the sink falls silent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class WandbSink:
         self,
         run_folder: Path,
         *,
-        project: str = "megarl",
+        project: str | None = None,
         run_name: str | None = None,
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -37,14 +38,19 @@ class WandbSink:
             import wandb
 
             self._run = wandb.init(
-                project=project,
-                name=run_name or run_folder.resolve().name,
+                project=project or _unless("WANDB_PROJECT", "megarl"),
+                name=_unless("WANDB_NAME", run_name or run_folder.resolve().name),
                 id=_run_id(run_folder),
-                dir=str(run_folder),
+                dir=_unless("WANDB_DIR", str(run_folder)),
                 config=dict(run_config or {}),
-                resume="allow",
-                mode=None if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") else "offline",
-                settings=wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True),
+                resume=_unless("WANDB_RESUME", "allow"),
+                mode=None if os.environ.get("WANDB_API_KEY") else _unless("WANDB_MODE", "offline"),
+                settings={
+                    "console": _unless("WANDB_CONSOLE", "off"),
+                    "silent": _unless("WANDB_SILENT", True),
+                    "disable_code": _unless("WANDB_DISABLE_CODE", True),
+                    "disable_git": _unless("WANDB_DISABLE_GIT", True),
+                },
             )
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")
@@ -54,8 +60,12 @@ class WandbSink:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._guarded(lambda run: run.log({**metrics, "step": step}))
 
-    def close(self) -> None:
-        self._guarded(lambda run: run.finish())
+    def close(self, exit_code: int = 0) -> None:
+        """Finish the run: W&B shows one with another code than 0 as failed, or as preempted where a signal stopped
+        it."""
+        if exit_code > 128:
+            self._guarded(lambda run: run.mark_preempting())
+        self._guarded(lambda run: run.finish(exit_code=exit_code))
         self._run = None
 
     def _guarded(self, call: Any) -> None:
@@ -75,11 +85,16 @@ class WandbSink:
         )
 
 
+def _unless(variable: str, default: Any) -> Any:
+    """Return None where the variable is set, since the library reads it; else the default."""
+    return None if os.environ.get(variable) else default
+
+
 def _run_id(run_folder: Path) -> str:
-    """Return the id kept in the run folder, made on the first call."""
+    """Return the id kept in the run folder; `WANDB_RUN_ID` is, too, for when the run goes on without it."""
     path = run_folder / ID_FILE
-    if path.exists():
-        return path.read_text().strip()
-    run_id = secrets.token_hex(4)
-    write_atomic(path, run_id + "\n")
+    kept = path.read_text().strip() if path.exists() else None
+    run_id = os.environ.get("WANDB_RUN_ID") or kept or secrets.token_hex(4)
+    if run_id != kept:
+        write_atomic(path, run_id + "\n")
     return run_id

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from megarl.errors import UserError
 from megarl.monitor.progress import progress
+from megarl.training.folder import EXPORT
 from megarl.training.run import Run
 from megarl.weights.checkpoint_files import write_checkpoint
 from megarl.weights.exchange import iter_hf_tensors
@@ -15,7 +16,7 @@ from megarl.weights.exchange import iter_hf_tensors
 def export_hf(run: Run) -> Path:
     """Write the policy of now to the run's `hf` folder and return it. Collective; the main rank writes. Raises
     UserError on every rank where the disk refuses."""
-    target, config = run.plan.folder / "hf", run.plan.config
+    target, config = run.plan.folder / EXPORT, run.plan.config
     problem = None
     with progress("Writing the Hugging Face checkpoint", enabled=run.groups.is_main, announce=True):
         tensors = iter_hf_tensors(run.name_map)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +26,7 @@ from megarl.monitor.alarms import AlarmWatch, stop_if_told
 from megarl.monitor.logger import MetricLogger
 from megarl.monitor.metrics import default_registry
 from megarl.monitor.progress import progress
+from megarl.monitor.signals import StopSignals
 from megarl.monitor.status import print_status
 from megarl.rewards import Scorer
 from megarl.training.clock import Clock
@@ -60,6 +62,7 @@ class Run:
     watch: AlarmWatch
     clock: Clock
     lock: IO[str] | None
+    stop: StopSignals = field(default_factory=StopSignals)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log a step of the whole run, and print what alarms it rings. Collective. Raises AlarmStop, or a sink's
@@ -74,12 +77,18 @@ class Run:
 
         self.groups.on_main(log)
 
-    def close(self) -> None:
-        self.engine_handle.close()
-        self.scorer.close()
-        self.logger.close()
-        if self.lock is not None:
-            self.lock.close()
+    def told_to_stop(self) -> int:
+        """Return the number of the signal that has told any of the ranks to end, or 0. Collective."""
+        return self.groups.largest(self.stop.number)
+
+    def close(self, exit_code: int = 0) -> None:
+        """End everything that was opened, all of it whatever fails. exit_code: the sinks are told it."""
+        with ExitStack() as closing:  # the last comes first
+            if self.lock is not None:
+                closing.callback(self.lock.close)
+            closing.callback(self.logger.close, exit_code)
+            closing.callback(self.scorer.close)
+            closing.callback(self.engine_handle.close)
 
 
 def join_ranks(plan: Plan) -> tuple[Groups, IO[str] | None]:

@@ -30,6 +30,7 @@ from megarl.training.state import (
     RunState,
     fingerprint,
     finished_checkpoints,
+    step_of,
 )
 
 
@@ -80,8 +81,12 @@ class PendingCheckpoint:
             if path.is_file() and name not in entries:
                 entries[name] = fingerprint(path)
         (self.scratch / MANIFEST).write_text(json.dumps(entries, indent=1, sort_keys=True))
-        shutil.rmtree(self.final, ignore_errors=True)
+        old = self.final.with_name(f"{self.final.name}.old{WRITING}")
+        shutil.rmtree(old, ignore_errors=True)
+        if self.final.exists():  # of another stage, or damaged: never without one of the name for long
+            os.replace(self.final, old)
         os.replace(self.scratch, self.final)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 class Saver:
@@ -196,11 +201,11 @@ def _prune(last: Path, keep: int) -> None:
     """Keep the newest ones up to `last`, which was just written, and the best. What bears a later step was passed over
     when the run was resumed, and is no longer what comes after."""
     found = finished_checkpoints(last.parent)
-    held = [path for path in found if path.name <= last.name]
+    held = [path for path in found if step_of(path) <= step_of(last)]
     scores = {path: score for path in held if (score := _score(path)) is not None}
     kept = set(held[-keep:])
     if scores:
-        kept.add(max(scores, key=lambda path: (scores[path], path.name)))
+        kept.add(max(scores, key=lambda path: (scores[path], step_of(path))))
     for path in set(found) - kept:
         shutil.rmtree(path, ignore_errors=True)
 

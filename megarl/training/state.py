@@ -8,6 +8,7 @@ was damaged since is recognised by the manifest and passed over.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -89,8 +90,15 @@ def checkpoints_folder(run_folder: Path) -> Path:
 
 
 def finished_checkpoints(folder: Path) -> list[Path]:
-    """Those that bear a checkpoint's name, oldest first."""
-    return [path for path in sorted(folder.glob("step_*")) if not path.name.endswith(WRITING)]
+    """Those that bear a checkpoint's name and nothing more, oldest first: not what is being written, nor what a user
+    has set aside."""
+    named = (path for path in folder.glob("step_*") if re.fullmatch(r"step_\d{6,}", path.name, re.ASCII))
+    return sorted(named, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step that a checkpoint's name says."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def fingerprint(path: Path) -> list[int]:

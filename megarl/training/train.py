@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from megarl.config.load import to_yaml
 from megarl.config.schema import Config
+from megarl.errors import EXIT_USER_ERROR, UserError
 from megarl.megatron.groups import destroy_groups, report_error_once
 from megarl.monitor.alarms import AlarmStop
 from megarl.monitor.files import write_atomic
@@ -16,10 +18,12 @@ from megarl.monitor.jsonl import read_metrics
 from megarl.monitor.logger import METRICS_FILE, open_logger
 from megarl.monitor.progress import progress
 from megarl.monitor.report import print_summary
+from megarl.monitor.signals import Stopped, StopSignals, name_of
 from megarl.monitor.status import print_status
 from megarl.training.describe import describe_plan
 from megarl.training.engines import sync_weights
 from megarl.training.export import export_hf
+from megarl.training.folder import refuse_used_folder
 from megarl.training.resolve import StagePlan, resolve
 from megarl.training.run import Run, join_ranks, open_run
 from megarl.training.saving import Saver
@@ -34,23 +38,30 @@ from megarl.training.state import (
 from megarl.weights.exchange import iter_hf_tensors
 
 
-def train(config: Config) -> None:
-    """Run it on this rank; all ranks call it. Raises UserError for what the user can mend."""
+def train(config: Config, stop: StopSignals | None = None) -> None:
+    """Run it on this rank; all ranks call it. Raises UserError for what the user can mend, and Stopped on every rank
+    when any of them was told to end. stop: where this process notes such signals."""
+    stop = stop or StopSignals()
     with report_error_once():
         plan = resolve(config, int(os.environ.get("WORLD_SIZE", 1)))
         groups, lock = join_ranks(plan)
         found = find_checkpoint(plan, groups) if config.checkpoint.resume else None
+        if found is None:
+            groups.on_main(lambda: refuse_used_folder(plan.folder, resume=config.checkpoint.resume))
         state = found.state if found else RunState.at_start(plan)
         run = open_run(plan, groups, lock, plan.stages_from(state.stage))
+        run.stop = stop
         saver = Saver(run.policy, checkpoints_folder(run.plan.folder), run.plan.config.checkpoint)
+        stop.can_save()
         try:
             run_stages(run, state, found, saver)
         except AlarmStop:  # every rank raises it at the same step
             saver.finish()
             raise
         finally:
+            stop.is_closing()
             saver.close()
-            run.close()
+            run.close(_exit_code(sys.exc_info()[1]))
     destroy_groups()
 
 
@@ -73,6 +84,9 @@ def run_stages(run: Run, state: RunState, found: FoundCheckpoint | None, saver: 
             state = _begin_stage(run, stage, stage_plan, state, saver)
         elif stage.syncs_engine:
             _sync(run, state)
+        if told := run.told_to_stop():
+            saver.finish()
+            raise _stopped(run, told, state, saved=found is not None or stage.syncs_engine)
         state, found = run_stage(run, stage, state, saver), None
     saver.finish()
     results = {"run folder": plan.folder}
@@ -99,7 +113,8 @@ def run_stage(run: Run, stage: Stage, state: RunState, saver: Saver) -> RunState
 def finish_step(
     run: Run, stage: Stage, state: RunState, metrics: Mapping[str, float], saver: Saver
 ) -> RunState:
-    """Evaluate, log, ring alarms and save when due. Returns the state with what was measured. Collective."""
+    """Evaluate, log, ring alarms and save when due, or when told to end: Stopped then. Returns the state with what was
+    measured. Collective."""
     evaluation: dict[str, float] = {}
     if stage.is_evaluated(state.step):
         with run.clock.phase("evaluate"):
@@ -110,9 +125,12 @@ def finish_step(
         saver.poll()
     score = evaluation.get("eval/accuracy")
     state = replace(state.with_parts_of(run, stage), after=evaluation or state.after, score=score)
-    if stage.is_saved(state.step):
+    told = run.told_to_stop()
+    if told or stage.is_saved(state.step):
         with run.clock.phase("checkpoint"):
-            saver.save(state, stage.models, last=state.step == stage.steps)
+            saver.save(state, stage.models, last=bool(told) or state.step == stage.steps)
+    if told:
+        raise _stopped(run, told, state, saved=True)
     return state
 
 
@@ -132,7 +150,25 @@ def _begin_stage(run: Run, stage: Stage, plan: StagePlan, state: RunState, saver
     state = replace(state.with_parts_of(run, stage), before=before, after=before, score=score)
     with run.clock.phase("checkpoint"):
         saver.save(state, stage.models)
+        saver.finish()  # a run that is killed in its first step has something to go on from
     return state
+
+
+def _stopped(run: Run, number: int, state: RunState, *, saved: bool) -> Stopped:
+    what = "there is nothing to save yet"
+    if saved:
+        what = "its checkpoint is saved, and the same command goes on from it"
+    message = f"stopped by {name_of(number)} after step {state.global_step} of {run.plan.total_steps}: {what}"
+    return Stopped(number, message, silent=not run.groups.is_main)
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Return what the process ends with."""
+    if error is None:
+        return 0
+    if isinstance(error, Stopped):
+        return error.exit_code
+    return EXIT_USER_ERROR if isinstance(error, UserError) else 1
 
 
 def _sync(run: Run, state: RunState) -> None:

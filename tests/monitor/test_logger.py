@@ -2,10 +2,12 @@
 
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -87,24 +89,40 @@ def test_tensorboard_holds_each_step_once_after_a_resume(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def offline_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_RUN_ID", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
+def offline_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library reads its variables once."""
+    import wandb
+
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    wandb.teardown()
+    yield
+    wandb.teardown()
+
+
+def wandb_records(file: Path, kind: str) -> list[Any]:
+    """What an offline run would send to W&B, of this kind."""
+    from wandb.proto import wandb_internal_pb2
+
+    records = [wandb_internal_pb2.Record.FromString(part) for part in leveldb_records(file.read_bytes())]
+    return [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
 
 
 def wandb_rows(folder: Path) -> list[dict[str, float]]:
     """The history that the offline runs under `folder` would send to W&B, one dict a logged step."""
-    from wandb.proto import wandb_internal_pb2
+    return [
+        {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in history.item}
+        for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+        for history in wandb_records(file, "history")
+    ]
 
-    rows = []
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for payload in leveldb_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(payload)
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-    return rows
+
+def wandb_end(file: Path) -> tuple[int, bool]:
+    """The exit code that an offline run would tell W&B, and whether it would say that it was preempted."""
+    deadline = time.monotonic() + 30  # W&B's own process may still be writing
+    while not (ends := wandb_records(file, "exit")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return ends[0].exit_code, bool(wandb_records(file, "preempting"))
 
 
 def leveldb_records(data: bytes) -> Iterator[bytes]:
@@ -129,7 +147,7 @@ def test_wandb_runs_offline_without_a_key_and_a_resumed_run_keeps_its_id(
             tmp_path, LogSettings(sinks=["wandb"]), resume_at=resume_at, run_config={"seed": 1}
         )
         logger.log(resume_at or 0, {"train/lr": lr})
-        logger.close()
+        logger.close(1 if resume_at is None else 0)
     run_id = (tmp_path / "wandb_run_id").read_text().strip()
     runs = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert [run.name for run in runs] == [f"run-{run_id}.wandb"] * 2
@@ -138,6 +156,29 @@ def test_wandb_runs_offline_without_a_key_and_a_resumed_run_keeps_its_id(
     while len(rows := wandb_rows(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert [(row["step"], row["train/lr"]) for row in rows] == [(0, 0.5), (1, 0.25)]
+    assert [wandb_end(run) for run in runs] == [(1, False), (0, False)]
+    (described, _) = (wandb_records(run, "run")[0] for run in runs)
+    assert (described.project, described.display_name) == ("megarl", tmp_path.name)
+
+
+def test_what_the_user_told_wandb_holds_unless_the_configuration_says_otherwise(
+    tmp_path: Path, offline_wandb: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = {"NAME": "theirs", "PROJECT": "of all", "ENTITY": "us", "RUN_GROUP": "g", "TAGS": "a,b"}
+    theirs |= {"NOTES": "n", "JOB_TYPE": "j", "RUN_ID": "abc", "DIR": str(tmp_path / "elsewhere")}
+    (tmp_path / "elsewhere").mkdir()
+    for name, value in theirs.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    for project in (None, "ours"):
+        logger = open_logger(tmp_path, LogSettings(sinks=["wandb"], project=project), run_name="run")
+        logger.close(143)
+    files = sorted((tmp_path / "elsewhere").glob("wandb/offline-run-*/run-abc.wandb"))
+    assert [wandb_end(file) for file in files] == [(143, True)] * 2
+    first, second = (wandb_records(file, "run")[0] for file in files)
+    assert (first.display_name, first.entity, first.run_group) == ("theirs", "us", "g")
+    assert (first.notes, first.job_type, list(first.tags)) == ("n", "j", ["a", "b"])
+    assert (first.project, second.project) == ("of all", "ours")
+    assert (tmp_path / "wandb_run_id").read_text() == "abc\n"
 
 
 def test_a_wandb_failure_warns_once_and_training_goes_on(tmp_path: Path, offline_wandb: None) -> None:

@@ -49,6 +49,8 @@ class Command:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "200",
+            "MASTER_ADDR": "left.over.invalid",  # of no account where no rank is named
+            "LOCAL_RANK": "7",
         }
 
     def start(self, *words: str, program: Sequence[str] = ()) -> subprocess.Popen[str] | Fork:
@@ -99,6 +101,11 @@ def processes_in(folder: Path) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def ranks_of(pid: int) -> list[int]:
+    """The processes of a run's ranks, in their order, by the process that started them."""
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def wait_until(condition, seconds: float, what: str) -> None:  # type: ignore[no-untyped-def]

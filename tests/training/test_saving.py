@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from megarl.errors import UserError
+from megarl.training.folder import refuse_used_folder
+from megarl.training.saving import _prune
 from tests.ranks import RankFailed, RankPool
 from tests.training.jobs import (
     behind_job,
@@ -128,6 +132,49 @@ def test_a_cold_start_goes_on_with_the_demonstrations_it_began_with_or_not_at_al
     ]
     assert told[:2] == ["begun", "resumed at 2"]
     assert "step_000002: its cold start learned from other demonstrations (1 conversations" in told[2]
+
+
+def test_pruning_takes_this_runs_oldest_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    """By number, not by name; neither the best, nor what a user has set aside under another name."""
+    for step, score in ((99, 0.5), (999_998, 0.1), (999_999, 0.2), (1_000_000, None), (2_000_000, None)):
+        folder = tmp_path / f"step_{step:06d}"
+        folder.mkdir()
+        (folder / "state.json").write_text(json.dumps({"score": score}))
+    others = ["step_000001_mine", "step_000002.bak", "step_1", "steps", "step_000003.writing"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    _prune(tmp_path / "step_1000000", keep=2)
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {*others, "step_000099", "step_999999", "step_1000000"}
+
+
+@pytest.mark.parametrize(
+    ("left", "resumed"),
+    [
+        ("metrics.jsonl", True),
+        ("samples/step_000010.jsonl", True),
+        ("tensorboard/events", True),
+        ("wandb/run", True),
+        ("hf/config.json", False),
+        ("checkpoints/step_000010/state.json", False),
+    ],
+)
+def test_a_run_that_begins_anew_refuses_what_another_one_left(
+    left: str, resumed: bool, tmp_path: Path
+) -> None:
+    """Also one that finds no good checkpoint to resume from, where it would delete what is left."""
+    refuse_used_folder(tmp_path, resume=False)
+    file = tmp_path / left
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("left")
+    with pytest.raises(UserError, match=f"{tmp_path / left.split('/')[0]} already holds .* another name"):
+        refuse_used_folder(tmp_path, resume=False)
+    if resumed:
+        refuse_used_folder(tmp_path, resume=True)
+    else:
+        with pytest.raises(UserError, match="no good checkpoint of it is there"):
+            refuse_used_folder(tmp_path, resume=True)
+    assert file.read_text() == "left"
 
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(ranks: RankPool, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from megarl.config.load import load_config
 from megarl.training.run import lock_folder
 from tests.disk import full_disk
-from tests.training.conftest import Command, Finished, processes_in, wait_until
+from tests.monitor.test_logger import wandb_end
+from tests.training.conftest import Command, Finished, processes_in, ranks_of, wait_until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -75,15 +76,20 @@ def test_the_exported_model_scores_the_sampled_tokens_as_the_engine_did(
 
 
 def test_killed_and_started_again_a_run_is_bit_identical(command: Command, straight: Finished) -> None:
-    """kill -9 between the steps 4 and 6; the resumed run repeats what was lost, and nothing else. How checkpoints are
-    written makes no difference."""
+    """kill -9 of one rank at the first RL step, then of the process that started them between the steps 4 and 6; the
+    resumed run repeats what was lost, and nothing else. How checkpoints are written makes no difference."""
     behind = "checkpoint.asynchronous=on"
-    process = command.start("train", str(command.config), "name=killed", behind)
-    file = command.folder / "runs" / "killed" / "metrics.jsonl"
-    wait_until(lambda: file.exists() and '"step": 8' in file.read_text(), 200, "the fourth RL step")
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    wait_until(lambda: not processes_in(command.folder), 20, "the end of the killed run's ranks")
+    for seen, rank in (('"step": 5', 1), ('"step": 8', None)):
+        process = command.start("train", str(command.config), "name=killed", behind)
+        wait_until(lambda: seen in logged(command.folder / "runs" / "killed"), 200, "some steps")  # noqa: B023
+        os.kill(process.pid if rank is None else ranks_of(process.pid)[rank], signal.SIGKILL)
+        output, _ = process.communicate(timeout=120)
+        wait_until(lambda: not processes_in(command.folder), 20, "the end of the killed run's ranks")
+        if rank is not None:
+            assert process.returncode == 1
+            assert "megarl: rank 1 was killed by signal 9 (SIGKILL): the kernel's OOM killer" in output
+            assert "megarl: rank 0 lost another rank" in output
+            assert "Traceback" not in output
 
     resumed = command.train("killed", behind)
     assert resumed.code == 0, resumed.output
@@ -124,6 +130,7 @@ def test_killed_in_its_cold_start_a_run_begins_again(command: Command, straight:
     ("word", "told"),
     [
         ("checkpoint.resume=false", "metrics.jsonl already holds the metrics of a run"),
+        ("checkpoint.resume=false log.sinks=[console]", "metrics.jsonl already holds the metrics of a run"),
         ("sft.steps=2", "step_000010: saved after a cold start of 4 steps, the config says sft.steps=2"),
     ],
 )
@@ -135,7 +142,7 @@ def test_a_run_that_cannot_go_on_as_told_stays_as_it_is(
         shutil.copytree(command.folder / "runs" / "straight", folder)
     before = {p: p.read_bytes() for p in (folder / "config.yaml", folder / "metrics.jsonl")}
     names = sorted(p.name for p in (folder / "checkpoints").iterdir())
-    result = command.train("again", word)
+    result = command.train("again", *word.split())
     assert result.code == 2, result.output
     assert result.output.count("megarl: error") == 1
     assert told in result.output
@@ -174,18 +181,42 @@ def test_samples_that_cannot_be_written_are_told_once(command: Command) -> None:
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_told_to_end_ends_quietly_with_all_its_ranks(
-    number: signal.Signals, command: Command
-) -> None:
-    process = command.start("train", str(command.config), f"name={number.name}", "sft.steps=4000")
-    file = command.folder / "runs" / number.name / "metrics.jsonl"
-    wait_until(file.exists, 200, "the first step")
-    os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + number
-    assert "Traceback" not in output
-    wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
+def test_a_run_that_is_told_to_end_loses_no_step(command: Command, straight: Finished) -> None:
+    """In its cold start by the process that started it, then in RL by one rank alone: what is done is saved, and the
+    run goes on bit for bit. W&B is told how each start ended."""
+    words = ("train", str(command.config), "name=told", "log.sinks=[jsonl,wandb]", "checkpoint.every=0")
+    folder, told = command.folder / "runs" / "told", []
+    for number, rank, seen in ((signal.SIGINT, None, '"step": 2'), (signal.SIGTERM, 1, '"step": 6')):
+        process = command.start(*words)
+        wait_until(lambda: seen in logged(folder), 200, "some steps")  # noqa: B023
+        os.kill(process.pid if rank is None else ranks_of(process.pid)[rank], number)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 128 + number, output
+        assert "Traceback" not in output
+        (line,) = [line for line in output.splitlines() if "megarl: stopped by" in line]
+        step = int(line.split(" after step ")[1].split()[0])
+        assert line == (
+            f"megarl: stopped by {number.name} after step {step} of 10: its checkpoint is saved, and the same command "
+            "goes on from it"
+        )
+        assert (folder / "checkpoints" / f"step_{step:06d}" / "manifest.json").is_file()
+        assert max([0, *(row["step"] for row in command.metrics("told"))]) <= step
+        wait_until(lambda: not processes_in(command.folder), 20, "the end of all its processes")
+        told.append((number, step))
+    resumed = command.run(*words)
+    assert resumed.code == 0, resumed.output
+    assert f"step_{told[1][1]:06d}" in resumed.output
+    assert command.metrics("told") == command.metrics("straight")
+    assert all(
+        torch.equal(a, weights(command, "told")[name]) for name, a in weights(command, "straight").items()
+    )
+    ends = [wandb_end(file) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+    assert ends == [(128 + signal.SIGINT, True), (128 + signal.SIGTERM, True), (0, False)]
+
+
+def logged(folder: Path) -> str:
+    file = folder / "metrics.jsonl"
+    return file.read_text() if file.exists() else ""
 
 
 def test_a_run_of_one_rank_outlives_the_shell_that_started_it(command: Command) -> None:
@@ -214,10 +245,19 @@ def test_what_was_passed_over_is_not_kept_in_the_place_of_what_was_written(
     assert "step_000010" not in kept
 
 
-def test_torchrun_gives_the_same_run(command: Command, straight: Finished) -> None:
+def test_torchrun_gives_the_same_run_also_when_it_is_told_to_end(
+    command: Command, straight: Finished
+) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    result = command.train("torchrun", program=[*torchrun, "-m", "megarl"])
+    words = ("train", str(command.config), "name=torchrun")
+    process = command.start(*words, program=[*torchrun, "-m", "megarl"])
+    wait_until(lambda: '"step": 4' in logged(command.folder / "runs" / "torchrun"), 200, "the cold start")
+    os.kill(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=120)
+    assert "megarl: stopped by SIGTERM after step" in output
+    result = command.run(*words)
     assert result.code == 0, result.output
+    assert "Resuming from" in result.output
     assert command.metrics("torchrun") == command.metrics("straight")
 
 

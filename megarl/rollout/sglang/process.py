@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from megarl.errors import UserError
+from megarl.monitor.signals import killed_by
 from megarl.rollout.sglang import supervise
 
 LOG_LINES_SHOWN = 25
@@ -116,7 +117,7 @@ class ServerProcess:
         if code is None:
             how = "was stopped"
         elif code < 0 or code > 128:
-            how = f"was killed by signal {-code if code < 0 else code - 128}"
+            how = killed_by(-code if code < 0 else code - 128)
         else:
             how = f"ended with exit code {code}"
         return f"SGLang server at {self.url} {how} (log: {self.log_file})"
