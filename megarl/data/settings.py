@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from megarl.settings import Section
+from megarl.settings import HomePath, Section
 
 
 class Framing(Section):
@@ -70,7 +70,7 @@ Role = Literal["question", "answer", "messages", "response", "chosen", "rejected
 class RowSettings(Section):
     """Rows on disk and how they are read."""
 
-    path: str = Field(description="A file, a folder of files, or a folder written by `save_to_disk`.")
+    path: HomePath = Field(description="A file, a folder of files, or a folder written by `save_to_disk`.")
     format: Literal["jsonl", "json", "csv", "tsv", "parquet"] | None = Field(
         default=None, description="Format of the files; None = by each name's ending (.gz too)."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ COPIED = (
     "added_tokens.json",
     "tokenizer.model",
 )
+SAMPLE_BYTES = 1 << 16
 KEPT_FLOAT32 = ("e_score_correction_bias",)  # ends of names: routers add it to float32 scores
 
 # Layers that no family trains or writes.
@@ -103,6 +105,20 @@ def _check_kinds(path: Path, values: Mapping[str, Any]) -> None:
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(values.get(key), dict | None):
             raise UserError(f"{path}: {key} is {values[key]!r}, it must be an object")
+
+
+def digest_of_folder(folder: Path) -> str:
+    """32 hex digits by which a checkpoint folder is recognised wherever it lies: of its config.json, and of size, head,
+    middle and end of each file of weights, so that a large one is not read whole."""
+    digest = blake2b((folder / "config.json").read_bytes(), digest_size=16)
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for place in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                file.seek(place)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 class CheckpointReader:
