@@ -285,3 +285,16 @@ def test_every_path_of_the_command_line_may_begin_at_a_home_folder(tmp_path: Pat
     missing = megarl("data", "inspect", "rows.jsonl", "--tokenizer=~nobody-is-called-so/x")
     assert missing.returncode == 2
     assert "'--tokenizer'" in missing.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+def test_a_file_without_a_row_that_can_be_used_is_a_failure(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a", "answer": "1\x1b[2J"}\n{}\n')
+    result = megarl("data", "inspect", str(path), "--preset", "gsm8k", *words)
+    assert result.returncode == 2
+    assert result.stdout
+    assert "none of its 2 rows can be used. The first: " in result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+    path.write_text('{"question": "a", "answer": "#### 1"}\n{}\n')
+    assert megarl("data", "inspect", str(path), *words).returncode == 0

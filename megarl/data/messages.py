@@ -117,6 +117,8 @@ def template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
         if key in found:
             raise RowError(f"{key!r} is a column and in 'chat_template_kwargs'")
         found[key] = list(value)
+    if (legacy := row.get("functions")) and _are_objects(legacy):
+        found["functions"] = list(legacy)  # which hardly a template knows
     if wrong := [key for key in NOT_THE_ROWS if key in found]:
         raise RowError(f"'chat_template_kwargs' holds {wrong[0]!r}, which is not the row's to set")
     return found

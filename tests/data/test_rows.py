@@ -349,3 +349,33 @@ def test_files_and_tasks_mix_into_one_stream_with_every_row_counted(tokenizer, t
     drawn = made.stream().next(40)
     assert sum(p.prompt_id.startswith("sums/") for p in drawn) == 30
     assert {p.verifier for p in drawn} == {"math", "reasoning_gym"} == made.verifiers
+
+
+FLAWED = [
+    ('{"question": "a", "answer": "1", "answer": "2"}', "the key 'answer' is there twice"),
+    ('{"question": {"a": 1, "a": 1}, "answer": "2"}', "the key 'a' is there twice in 'question'"),
+    (r'{"question": "\ud800", "answer": "2"}', "'question' is not valid Unicode: half a character"),
+    (r'{"question": "a", "x": [{"y": "\udc00"}]}', "'x'[0].y is not valid Unicode"),
+    (r'{"question": "a", "\ud83d": 1}', "a key is not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), FLAWED, ids=range(len(FLAWED)))
+def test_a_repeated_key_and_half_a_character_are_told_by_their_row(tmp_path, line, problem):
+    good = r'{"question": "😀 \ud83d\ude00", "answer": "1"}'
+    (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")
+    (tmp_path / "a.json").write_text(f"[{good}, {line}]")
+    (tmp_path / "b.json").write_text(f'{{"data": [{good}, {line}]}}')
+    for name in ("a.jsonl", "a.json", "b.json"):
+        first, second = read_rows(tmp_path / name)
+        assert first.value == {"question": "😀 😀", "answer": "1"}
+        assert (second.number, second.value) == (2, None)
+        assert second.problem is not None
+        assert second.problem.startswith(problem)
+
+
+def test_a_document_that_says_a_key_twice_is_not_read_as_the_last_of_them(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"data": [{"a": 1}], "data": [{"a": 2}]}')
+    (row,) = read_rows(path)
+    assert row.problem == "the key 'data' is there twice"
