@@ -45,7 +45,11 @@ def flaw(value: Any, place: str = "") -> str | None:
     """Return what is wrong with a JSON value: a repeated key, or a text that holds half a character; None = nothing."""
     if isinstance(value, str):
         half = HALF.search(value)
-        return f"{place or 'the text'} is not valid Unicode: half a character at {half.start()}" if half else None
+        return (
+            f"{place or 'the text'} is not valid Unicode: half a character at {half.start()}"
+            if half
+            else None
+        )
     parts: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         if isinstance(value, Twice):
