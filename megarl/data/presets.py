@@ -201,8 +201,10 @@ class RowReader:
             verifier = values.text(self._value(row, "verifier")[1], "the verifier")
         if verifier is None:
             raise UserError(f"rows of preset {self.preset.name!r} don't say who scores them. Set verifier.")
-        bare, variables = self.preset.bare(messages.all_text(asked)), messages.template_variables(row)
-        return PromptRow(asked, bare, verifier, self._ground_truth(row), variables)
+        ground_truth, variables = self._ground_truth(row), messages.template_variables(row)
+        values.check_unicode(messages=asked, ground_truth=ground_truth, **variables)
+        bare = self.preset.bare(messages.all_text(asked))
+        return PromptRow(asked, bare, verifier, ground_truth, variables)
 
     def chat(self, row: Mapping[str, Any]) -> list[Message]:
         """Return a conversation to learn from; it ends with the assistant."""
@@ -215,11 +217,14 @@ class RowReader:
             chat = [*asked, messages.answer_turn(row, value, repr(column))]
         if chat[-1]["role"] != "assistant":
             raise RowError(f"{column!r} ends with a message of the {chat[-1]['role']}, not of the assistant")
+        values.check_unicode(messages=chat)
         return chat
 
     def variables(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a row gives to the chat template beside its messages."""
-        return messages.template_variables(row)
+        variables = messages.template_variables(row)
+        values.check_unicode(**variables)
+        return variables
 
     def preference(self, row: Mapping[str, Any]) -> PreferenceRow:
         chosen, rejected = (self._value(row, role)[1] for role in ("chosen", "rejected"))
@@ -236,6 +241,7 @@ class RowReader:
                 )
             shared, chosen, rejected = list(one[:-1]), one[-1]["content"], other[-1]["content"]
         prompt = shared or self._asked(row)
+        values.check_unicode(messages=prompt)
         chosen, rejected = values.text(chosen, "'chosen'"), values.text(rejected, "'rejected'")
         if chosen == rejected:
             raise RowError("'chosen' and 'rejected' are the same")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from megarl.data.json_text import Twice, flaw, parse_json
+from megarl.data.json_text import Twice, parse_json, repeated_key
 from megarl.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -73,7 +73,7 @@ def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
                     f"{path}: a JSON document of more than {most:,} bytes has to be held in memory at once. "
                     "Convert it to JSON lines (jq -c '.[]'), or raise max_row_bytes."
                 )
-            document, suspicious = parse_json(text)
+            document, twice = parse_json(text)
         except (*READ_ERRORS, ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}: not a JSON document: {_reason(error)}. JSON lines should end in .jsonl."
@@ -83,7 +83,7 @@ def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
     if not isinstance(document, list):
         raise UserError(f"{path}: a JSON {type(document).__name__}, where an array of objects is needed.")
     for number, value in enumerate(document, start=1):
-        yield _object_row(path, number, value, suspicious)
+        yield _object_row(path, number, value, twice)
 
 
 def _list_inside(document: dict[str, Any]) -> list[Any]:
@@ -157,9 +157,9 @@ def _json_row(path: Path, number: int, line: bytes) -> Row:
         return Row(path, number, problem=f"not JSON: {_reason(error)}")
 
 
-def _object_row(path: Path, number: int, value: Any, suspicious: bool) -> Row:
+def _object_row(path: Path, number: int, value: Any, twice: bool) -> Row:
     if isinstance(value, dict):
-        problem = flaw(value) if suspicious else None
+        problem = repeated_key(value) if twice else None
         return Row(path, number, value) if problem is None else Row(path, number, problem=problem)
     return Row(path, number, problem=f"a JSON {type(value).__name__}, where an object is needed")
 

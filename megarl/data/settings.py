@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from megarl.data.json_text import half_character
 from megarl.settings import HomePath, Section
 
 
@@ -23,6 +24,13 @@ class Framing(Section):
     suffix: str = Field(
         default="", description="Text put directly behind the last user message (how to answer)."
     )
+
+    @field_validator("system", "prefix", "suffix")
+    @classmethod
+    def _is_unicode(cls, text: str | None) -> str | None:
+        if text is not None and (problem := half_character(text)) is not None:
+            raise ValueError(problem)
+        return text
 
 
 class SourceSettings(Framing):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from megarl.data.json_text import half_character
 from megarl.errors import did_you_mean
 
 
@@ -51,6 +52,12 @@ def text(value: Any, what: str) -> str:
     except UnicodeEncodeError as error:  # JSON can spell half a character: "\\ud800"
         raise RowError(f"{what} is not valid Unicode: half a character at {error.start}") from None
     return value
+
+
+def check_unicode(**held: Any) -> None:
+    """Raise RowError where a value holds half a character: no tokenizer and no service could read it."""
+    if (problem := half_character(held)) is not None:
+        raise RowError(problem)
 
 
 def answer(value: Any) -> Any:

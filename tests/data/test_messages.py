@@ -197,6 +197,16 @@ SAID = {"role": "assistant", "content": "b"}
             "'add_generation_prompt', which is not the row's to set",
         ),
         ({"messages": [USER, SAID], "enable_thinking": "no"}, "'enable_thinking' is text"),
+        ({"messages": [USER, {**SAID, "content": "a\ud800"}]}, "half a character at 1"),
+        (
+            {"messages": [{"role": "system", "content": ""}, {**USER, "name": "\ud800"}, SAID]},
+            "[1].name is not",
+        ),
+        (
+            {"messages": [USER, {**SAID, "tool_calls": [call({"\ud800": 1})]}]},
+            "a key of 'messages'[1].tool_calls",
+        ),
+        ({"messages": [USER, SAID], "tools": [{"name": "a\udc00"}]}, "'tools'[0].name is not valid Unicode"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_its_name(qwen, tmp_path, row, problem):

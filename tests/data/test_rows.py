@@ -354,14 +354,11 @@ def test_files_and_tasks_mix_into_one_stream_with_every_row_counted(tokenizer, t
 FLAWED = [
     ('{"question": "a", "answer": "1", "answer": "2"}', "the key 'answer' is there twice"),
     ('{"question": {"a": 1, "a": 1}, "answer": "2"}', "the key 'a' is there twice in 'question'"),
-    (r'{"question": "\ud800", "answer": "2"}', "'question' is not valid Unicode: half a character"),
-    (r'{"question": "a", "x": [{"y": "\udc00"}]}', "'x'[0].y is not valid Unicode"),
-    (r'{"question": "a", "\ud83d": 1}', "a key is not valid Unicode"),
 ]
 
 
 @pytest.mark.parametrize(("line", "problem"), FLAWED, ids=range(len(FLAWED)))
-def test_a_repeated_key_and_half_a_character_are_told_by_their_row(tmp_path, line, problem):
+def test_a_repeated_key_is_told_by_its_row(tmp_path, line, problem):
     good = r'{"question": "😀 \ud83d\ude00", "answer": "1"}'
     (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")
     (tmp_path / "a.json").write_text(f"[{good}, {line}]")

@@ -24,6 +24,7 @@ from typing import IO, Any, Literal
 
 import yaml
 
+from megarl.data.json_text import load_json
 from megarl.data.rows import Row
 from megarl.data.tables import read_rows
 from megarl.errors import UserError, did_you_mean, printable
@@ -256,7 +257,7 @@ def _ground_truth(value: Mapping[str, Any], columns: Columns) -> Mapping[str, An
     given = value.get(columns.ground_truth)
     if isinstance(given, str) and given.lstrip().startswith("{"):
         try:
-            given = json.loads(given)
+            given = load_json(given)
         except ValueError as error:
             raise _BadRow(f"column {columns.ground_truth!r} is no JSON: {error}") from None
     if not isinstance(given, Mapping):
