@@ -217,7 +217,8 @@ def data_inspect(
         raise UserError("--chat-template needs --tokenizer, the folder of the tokenizer that it is for")
     tokens = load_tokenizer(tokenizer, chat_template) if tokenizer else None
     found = inspect_file(file, tokenizer=tokens, samples=samples, **settings)
-    print(json.dumps(vars(found), indent=2, default=str) if json_output else render_report(found))
+    as_json = json.dumps(vars(found), indent=2, default=str).replace("\x7f", "\\u007f")  # the rest is ASCII
+    print(as_json if json_output else render_report(found))
     if found.malformed == found.rows:
         raise UserError(
             f"{file}: none of its {found.rows:,} rows can be used. The first: {found.problems[0]}"

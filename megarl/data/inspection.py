@@ -39,6 +39,7 @@ class Report:
         (row, earlier row). special_tokens: rows whose text holds one of the tokenizer's special tokens.
     answers: how many answers are of each kind (integer, number, text, list, none).
     verifiers: rows by verifier. samples: the first prompts as rendered, with the answer's beginning.
+    unread: fields of messages that the tokenizer's chat template does not mention.
     """
 
     path: str
@@ -56,6 +57,7 @@ class Report:
     answers: dict[str, int] = field(default_factory=dict)
     verifiers: dict[str, int] = field(default_factory=dict)
     samples: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
 
 def inspect_file(
@@ -163,6 +165,7 @@ class _Look:
         rendered = messages.all_text(asked)
         if self.tokenizer is not None:
             rendered = self.tokenizer.render_prompt(asked, variables)
+            self.report.unread = sorted({*self.report.unread, *self.tokenizer.unread_fields(asked)})
             self.measured.setdefault("prompt tokens", []).append(len(self.tokenizer.encode(rendered)))
             if any(mark in messages.all_text(asked) + answer for mark in self.special):
                 self.report.special_tokens.append(row.number)
@@ -235,6 +238,8 @@ def render_report(report: Report) -> str:
         lines.append(
             f"special tokens: {len(report.special_tokens):,} rows hold one in their text (rows {shown})"
         )
+    if report.unread:
+        lines.append(f"not read by the chat template: the messages' {', '.join(map(repr, report.unread))}")
     if report.problems:
         more = report.malformed - len(report.problems)
         lines += [

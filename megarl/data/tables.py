@@ -130,6 +130,9 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise UserError(f"{path}: two columns are named {twice[0]!r}.")
             for batch in file.iter_batches(batch_size=1024):
                 for value in batch.to_pylist():
                     number += 1

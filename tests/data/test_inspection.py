@@ -145,3 +145,12 @@ def test_half_a_character_is_a_bad_row_with_a_tokenizer_too(tmp_path, tokenizer)
     report = inspect_file(path, tokenizer=tokenizer)
     assert (report.rows, report.malformed) == (2, 1)
     assert "row 2: 'question' is not valid Unicode" in report.problems[0]
+
+
+def test_fields_that_the_chat_template_does_not_read_are_named(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    asked = {"role": "user", "content": "a", "country": "x", "weight": 0}
+    path.write_text(json.dumps({"messages": [asked, {"role": "assistant", "content": "b"}]}))
+    report = inspect_file(path, tokenizer=tokenizer)
+    assert report.unread == ["country"]
+    assert "not read by the chat template: the messages' 'country'" in render_report(report)

@@ -376,3 +376,10 @@ def test_a_document_that_says_a_key_twice_is_not_read_as_the_last_of_them(tmp_pa
     path.write_text('{"data": [{"a": 1}], "data": [{"a": 2}]}')
     (row,) = read_rows(path)
     assert row.problem == "the key 'data' is there twice"
+
+
+def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path):
+    table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="two columns are named 'a'"):
+        list(read_rows(tmp_path / "a.parquet"))
