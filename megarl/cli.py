@@ -13,6 +13,7 @@ import typer
 from megarl.errors import EXIT_USER_ERROR, UserError
 from megarl.monitor.signals import Stopped
 from megarl.monitor.status import print_status
+from megarl.settings import expand_home
 
 app = typer.Typer(
     name="megarl",
@@ -27,7 +28,17 @@ data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
 
-ConfigFile = Annotated[Path, typer.Argument(help="YAML file of the run.", show_default=False)]
+
+def path(word: str) -> Path:
+    """Read a path of the command line: no shell reads the `~` in `--option=~/file`, or without a shell."""
+    try:
+        return Path(expand_home(word))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+AS_PATH: Any = {"parser": path}
+ConfigFile = Annotated[Path, typer.Argument(help="YAML file of the run.", show_default=False, **AS_PATH)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key.sub=value words, laid over the file.", show_default=False)
 ]
@@ -99,7 +110,7 @@ def algorithms(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+def report(folder: Annotated[Path, typer.Argument(help="Run folder.", **AS_PATH)]) -> None:
     """Sum up a run from its metrics: first, last and best values, time per phase, curves."""
     from megarl.monitor.report import report_run
 
@@ -108,7 +119,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
 
 @app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(help="Responses: JSON lines, JSON, CSV or parquet.")],
+    file: Annotated[Path, typer.Argument(help="Responses: JSON lines, JSON, CSV or parquet.", **AS_PATH)],
     verifier: Annotated[str, typer.Option(help="Name or import path of a verifier.")] = "math",
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="key=value of the verifier.")
@@ -119,7 +130,7 @@ def verify(
     label: Annotated[str, typer.Option(help="Column of a known verdict, compared if it is there.")] = "label",
     skip_bad_rows: Annotated[bool, typer.Option(help="Count rows that can't be read, and go on.")] = False,
     workers: Annotated[int, typer.Option(help="Scoring processes.")] = 2,
-    write: Annotated[Path | None, typer.Option(help="JSON-lines file for the verdicts.")] = None,
+    write: Annotated[Path | None, typer.Option(help="JSON-lines file for the verdicts.", **AS_PATH)] = None,
 ) -> None:
     """Score a file of responses without training, and compare the verdicts with a column of labels."""
     from megarl.rewards.scoring.verify_file import Columns, parse_options, verify_file
@@ -141,12 +152,17 @@ def verify(
 @app.command()
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="Hugging Face folder, or Megatron checkpoint.", show_default=False)
+        Path,
+        typer.Argument(help="Hugging Face folder, or Megatron checkpoint.", show_default=False, **AS_PATH),
     ],
-    target: Annotated[Path, typer.Argument(help="Folder to write, a new one.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(help="Folder to write, a new one.", show_default=False, **AS_PATH)
+    ],
     config: Annotated[
         Path | None,
-        typer.Option(help="Hugging Face folder with config.json and tokenizer, if SOURCE has none."),
+        typer.Option(
+            help="Hugging Face folder with config.json and tokenizer, if SOURCE has none.", **AS_PATH
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32 | bfloat16 | auto: what config.json says.")] = "auto",
     tensor: Annotated[int, typer.Option(min=1, help="Tensor parallelism while converting.")] = 1,
@@ -186,15 +202,19 @@ def convert(
 
 @data_app.command("inspect")
 def data_inspect(
-    file: Annotated[Path, typer.Argument(help="A file or folder of rows.")],
+    file: Annotated[Path, typer.Argument(help="A file or folder of rows.", **AS_PATH)],
     preset: Annotated[str | None, typer.Option(help="Column layout of a known data set.")] = None,
     column: Annotated[
         list[str] | None, typer.Option("--column", "-c", help="role=name, in place of the preset's.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Split of a folder that holds several.")] = None,
     format: Annotated[str | None, typer.Option(help="Format, in place of the name's ending.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder: adds lengths in tokens.")] = None,
-    chat_template: Annotated[Path | None, typer.Option(help="Jinja file, in place of its own.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Tokenizer folder: adds lengths in tokens.", **AS_PATH)
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja file, in place of its own.", **AS_PATH)
+    ] = None,
     samples: Annotated[int, typer.Option(help="Prompts to show.")] = 3,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -211,7 +231,12 @@ def data_inspect(
         raise UserError("--chat-template needs --tokenizer, the folder of the tokenizer that it is for")
     tokens = load_tokenizer(tokenizer, chat_template) if tokenizer else None
     found = inspect_file(file, tokenizer=tokens, samples=samples, **settings)
-    print(json.dumps(vars(found), indent=2, default=str) if json_output else render_report(found))
+    as_json = json.dumps(vars(found), indent=2, default=str).replace("\x7f", "\\u007f")  # the rest is ASCII
+    print(as_json if json_output else render_report(found))
+    if found.malformed == found.rows:
+        raise UserError(
+            f"{file}: none of its {found.rows:,} rows can be used. The first: {found.problems[0]}"
+        )
 
 
 @config_app.command("show")

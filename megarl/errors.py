@@ -1,4 +1,5 @@
-"""The one exception for a user's mistake, the "did you mean" that helps to mend it, and the system's refusals."""
+"""The one exception for a user's mistake, the "did you mean" that helps to mend it, what a terminal may be
+given, and the system's refusals."""
 
 from __future__ import annotations
 
@@ -11,6 +12,14 @@ from types import MappingProxyType
 
 EXIT_USER_ERROR = 2
 RENAMED = MappingProxyType({"reference": "ground_truth"})  # names that settings had before
+
+
+# What a terminal obeys, or does not show: control characters but newline and tab, marks that turn the direction of
+# writing, separators of lines, invisible characters, halves of characters.
+_UNSHOWN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
 
 
 class UserError(Exception):
@@ -34,6 +43,15 @@ def did_you_mean(word: str, known: Iterable[str], *, most: int = 3) -> str:
     renamed = RENAMED.get(word.lower())
     near = [renamed] if renamed in plain else [plain[name] for name in close]
     return f" Did you mean {' or '.join(repr(w) for w in near)}?" if near else ""
+
+
+def printable(text: str) -> str:
+    r"""Return a text of data or of a model as a terminal may be given it: what it would obey or hide is spelled out.
+
+    >>> printable("a\x1b[2Jb\u202ec")
+    'a\\x1b[2Jb\\u202ec'
+    """
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from transformers import MixtralConfig, Qwen3Config
 
 from examples.quickstart.make import build_tokenizer
+from megarl import cli
+from megarl.cli import app
 from megarl.config.load import load_config
 from megarl.errors import UserError
 from megarl.training.check import check_run
@@ -276,3 +279,34 @@ def test_under_torchrun_a_mistake_in_the_file_is_told_by_one_rank() -> None:
     assert [r.returncode for r in ranks] == [2, 2]
     assert "Did you mean 'steps'" in ranks[0].stderr
     assert ranks[1].stderr == ""
+
+
+def test_every_path_of_the_command_line_may_begin_at_a_home_folder(tmp_path: Path) -> None:
+    """No shell reads the ~ of `--option=~/file`."""
+    apps = [app, *(group.typer_instance for group in app.registered_groups)]
+    hints = [
+        hint
+        for command in (command for part in apps for command in part.registered_commands)
+        for hint in get_type_hints(command.callback, include_extras=True).values()
+        if "Path" in str(get_args(hint)[:1])
+    ]
+    assert len(hints) >= 12
+    assert all(get_args(hint)[1].parser is cli.path for hint in hints)
+    (tmp_path / "rows.jsonl").write_text('{"question": "a", "answer": "#### 1"}\n')
+    assert "rows 1" in megarl("data", "inspect", "~/rows.jsonl", HOME=str(tmp_path)).stdout
+    missing = megarl("data", "inspect", "rows.jsonl", "--tokenizer=~nobody-is-called-so/x")
+    assert missing.returncode == 2
+    assert "'--tokenizer'" in missing.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "json"])
+def test_a_file_without_a_row_that_can_be_used_is_a_failure(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "a", "answer": "1\x1b[2J"}\n{}\n')
+    result = megarl("data", "inspect", str(path), "--preset", "gsm8k", *words)
+    assert result.returncode == 2
+    assert result.stdout
+    assert "none of its 2 rows can be used. The first: " in result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+    path.write_text('{"question": "a", "answer": "#### 1"}\n{}\n')
+    assert megarl("data", "inspect", str(path), *words).returncode == 0

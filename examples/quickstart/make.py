@@ -38,6 +38,7 @@ from megarl.data.tokenizer import ChatTokenizer, load_tokenizer
 from megarl.errors import EXIT_USER_ERROR, UserError, did_you_mean
 from megarl.monitor.files import write_atomic, writing
 from megarl.monitor.progress import progress
+from megarl.settings import user_path
 
 HERE = Path(__file__).resolve().parent
 FILES = HERE / "files"
@@ -292,7 +293,7 @@ def main(
         fields = yaml.safe_load(model)
         if not isinstance(fields, dict):
             raise UserError(f"--model {model}: write a mapping, for example {{hidden_size: 192}}")
-        for line in make_files(load_config(config, overrides or ()), fields, folder):
+        for line in make_files(load_config(config, overrides or ()), fields, user_path(folder)):
             print(line)
     except UserError as error:
         print(f"make.py: error: {error}", file=sys.stderr)

@@ -70,7 +70,7 @@ def _takes(key: Key) -> str:
         for name, text in BOUNDS.items()
         if (value := getattr(limit, name, None)) is not None
     ]
-    return ", ".join([_type(key.field.annotation), *bounds])
+    return ", ".join(["path" if key.is_path else _type(key.field.annotation), *bounds])
 
 
 def _type(annotation: Any) -> str:

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from megarl.config.schema import Config
 from megarl.errors import UserError, did_you_mean
-from megarl.settings import Section
+from megarl.settings import Section, expand_home
 
 NUMBER, NAME = "<n>", "<name>"  # stand for a place in a list, and for a name that the user gives
 
@@ -37,6 +37,12 @@ class Key(NamedTuple):
     def words(self) -> list[str]:
         """The words that it takes, where it takes only these."""
         return [a for a in _innermost(self.field.annotation) if isinstance(a, str)]
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it is a path, in which `~` is a home folder."""
+        kinds = (*self.field.metadata, *_innermost(self.field.annotation))
+        return any(getattr(kind, "func", None) is expand_home for kind in kinds)
 
     @property
     def sections(self) -> list[type[Section]]:

@@ -19,11 +19,12 @@ from megarl.config.keys import find, unknown_key
 from megarl.config.rules import check_rules
 from megarl.config.schema import Config
 from megarl.errors import UserError
+from megarl.settings import user_path
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read, merge, override, check. Raises UserError that names the file or key and what to do."""
-    merged = _override(_read(Path(path), ()), overrides)
+    merged = _override(_read(user_path(path), ()), overrides)
     try:
         values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
@@ -68,7 +69,9 @@ def _read(path: Path, above: tuple[Path, ...]) -> DictConfig:
     defaults = own.pop("defaults", [])
     if not isinstance(defaults, list | ListConfig) or not all(isinstance(d, str) for d in defaults):
         raise UserError(f"{path}: `defaults` must be a list of file names")
-    below = [_read(path.parent / name, (*above, resolved)) for name in defaults]
+    below = [
+        _read(path.parent / user_path(name, f"{path}: defaults"), (*above, resolved)) for name in defaults
+    ]
     merged = OmegaConf.create({})
     try:
         for layer in (*below, own):

@@ -32,7 +32,7 @@ def check_files(config: Config) -> None:
     model, demonstrations = str(config.model.path), config.sft.demonstrations
     if not Path(model).is_dir():
         raise UserError(f"model.path: {model}: no such folder.{_how_to_make(model)}")
-    if config.sft.steps and demonstrations and not Path(demonstrations.path).expanduser().exists():
+    if config.sft.steps and demonstrations and not Path(demonstrations.path).exists():
         path = demonstrations.path
         raise UserError(f"sft.demonstrations.path: {path}: no such file.{_how_to_make(path)}")
 

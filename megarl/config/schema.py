@@ -18,7 +18,7 @@ from megarl.rollout.declaration import EngineSettings
 from megarl.rollout.embedded.settings import EmbeddedSettings
 from megarl.rollout.registry import AnyEngineSettings, is_own, read_own_engine
 from megarl.rollout.settings import SamplingSettings
-from megarl.settings import Section
+from megarl.settings import HomePath, Section
 from megarl.training.stages.settings import RlSettings, SftSettings
 
 
@@ -39,11 +39,13 @@ class Launch(Section):
 class PolicySettings(ModelSettings):
     """The policy: the checkpoint and tokenizer that it starts from, and how it is run."""
 
-    path: str | None = Field(
+    path: HomePath | None = Field(
         default=None, description="Hugging Face checkpoint folder to start from; required."
     )
-    tokenizer: str | None = Field(default=None, description="Tokenizer folder; None = the one in model.path.")
-    chat_template: str | None = Field(
+    tokenizer: HomePath | None = Field(
+        default=None, description="Tokenizer folder; None = the one in model.path."
+    )
+    chat_template: HomePath | None = Field(
         default=None, description="Jinja file to use in place of the tokenizer's own chat template."
     )
     template_options: dict[str, Any] = Field(
@@ -91,7 +93,7 @@ class Config(Section):
     """A run."""
 
     name: str = Field(default="run", pattern=r"^\w[\w.-]*$", description="Name of the run.")
-    folder: str | None = Field(default=None, description="Run folder; None = runs/<name>.")
+    folder: HomePath | None = Field(default=None, description="Run folder; None = runs/<name>.")
     seed: int = Field(
         default=0, ge=0, lt=2**31, description="Seed of everything that has no seed of its own."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -24,18 +23,16 @@ class Demonstrations:
         most = min(settings.max_tokens or max_tokens, max_tokens)
         bounded = settings.model_copy(update={"max_tokens": most})
         self.sequences, self.tally = open_conversations(bounded, tokenizer)
-        self.settings = settings
+        self.settings, self._tokenizer = settings, tokenizer
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     @cached_property
     def identity(self) -> str:
-        """The same for two cold starts that learn the same in the same order."""
-        digest = hashlib.blake2b(digest_size=16)
-        for sequence in self.sequences:
-            for part in (sequence.token_ids, sequence.loss_mask):
-                digest.update(part.tobytes())
+        """The same for two cold starts that learn the same rows in the same order by the same template and tokenizer,
+        whatever date the template writes."""
         order = f"shuffled by seed {self.settings.seed}" if self.settings.shuffle else "in their own order"
-        return f"{len(self.sequences)} conversations {digest.hexdigest()} {order}"
+        rows = f"{len(self.sequences)} conversations {self.tally.digest.hexdigest()}"
+        return f"{rows} {order}, chat template and tokenizer {self._tokenizer.identity}"
 
     def batch(self, step: int, share: int, replica: int = 0, replicas: int = 1) -> list[TokenSequence]:
         """Return this replica's `share` of the sequences of step `step`, counted from 1."""

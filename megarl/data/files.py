@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from megarl.data.packing import TokenSequence
 from megarl.data.presets import RowReader, detect_preset
-from megarl.data.questions import Question, frame
+from megarl.data.questions import Question, digest_of, frame
 from megarl.data.rows import Row
 from megarl.data.settings import DemonstrationSettings, FileSettings, RowSettings, source_name
 from megarl.data.tables import read_rows
@@ -30,21 +32,32 @@ class Tally:
     """What became of a source's rows.
 
     counts: rows, malformed, and whatever the reader of the rows adds. problems: the first bad rows, told.
+    unread: fields of messages that the chat template does not mention, by the number of rows that have them.
+    digest: of all that is learned, where conversations are read.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    unread: Counter[str] = field(default_factory=Counter)
+    digest: Any = field(default_factory=partial(hashlib.blake2b, digest_size=16))
 
     def summary(self) -> str:
         """Return counts and the first problem, for a message."""
         counts = ", ".join(f"{n} {what}" for what, n in self.counts.items()) or "no rows"
-        return f"{counts}; first: {self.problems[0]}" if self.problems else counts
+        parts = [counts, *([f"first: {self.problems[0]}"] if self.problems else []), *self.notices()]
+        return "; ".join(parts)
+
+    def notices(self) -> list[str]:
+        """Return what a person should know beside the counts."""
+        if not self.unread:
+            return []
+        return [f"the chat template does not read the messages' {', '.join(map(repr, sorted(self.unread)))}"]
 
 
 def open_rows(settings: RowSettings) -> Iterator[Row]:
     """Return all rows of a source, the unreadable among them."""
     how = settings.model_dump(include={"format", "split", "delimiter", "max_row_bytes"})
-    return read_rows(Path(settings.path).expanduser(), **how)
+    return read_rows(Path(settings.path), **how)
 
 
 def shaped_rows(
@@ -95,7 +108,7 @@ class FileQuestions:
         self._reader = row_reader(settings)
 
     def __iter__(self) -> Iterator[Question]:
-        root = Path(self.settings.path).expanduser()
+        root = Path(self.settings.path)
         for row, found in shaped_rows(self.settings, self._reader.prompt, self.tally):
             # The same number as in messages about the row; in a folder, behind the file it is in.
             inside = "" if row.file == root else f"{row.file.relative_to(root)}:"
@@ -105,7 +118,16 @@ class FileQuestions:
                 content=found.bare,
                 verifier=found.verifier,
                 ground_truth=found.ground_truth,
+                variables=found.variables,
             )
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A conversation and what else its row gives to the chat template."""
+
+    messages: list[Message]
+    variables: dict[str, Any]
 
 
 def open_conversations(
@@ -115,12 +137,14 @@ def open_conversations(
 
     The tally counts rows, malformed, overlong, train. Raises UserError if none is left.
     """
-    tally, kept = Tally(), []
-    rows = shaped_rows(settings, row_reader(settings).chat, tally)
+    tally, kept, reader = Tally(), [], row_reader(settings)
+    rows = shaped_rows(settings, lambda row: _Chat(reader.chat(row), reader.variables(row)), tally)
     while batch := list(islice(rows, BATCH)):
-        for (row, _), sequence in zip(batch, _encode(batch, tokenizer), strict=True):
+        for (row, chat), sequence in zip(batch, _encode(batch, tokenizer), strict=True):
             if settings.max_tokens is None or sequence.tokens <= settings.max_tokens:
                 kept.append(sequence)
+                tally.unread.update(tokenizer.unread_fields(chat.messages))
+                tally.digest.update(digest_of(chat.messages, chat.variables))
             elif settings.overlong == "skip":
                 tally.counts["overlong"] += 1
             else:
@@ -134,14 +158,16 @@ def open_conversations(
     return kept, tally
 
 
-def _encode(rows: Sequence[tuple[Row, list[Message]]], tokenizer: ChatTokenizer) -> list[TokenSequence]:
+def _encode(rows: Sequence[tuple[Row, _Chat]], tokenizer: ChatTokenizer) -> list[TokenSequence]:
     """Encode conversations at once; where that is refused, one after another, to say which row is."""
     try:
-        return tokenizer.encode_chats([chat for _, chat in rows])
+        return tokenizer.encode_chats(
+            [chat.messages for _, chat in rows], [chat.variables for _, chat in rows]
+        )
     except UserError:
         for row, chat in rows:
             try:
-                tokenizer.encode_chat(chat)
+                tokenizer.encode_chat(chat.messages, chat.variables)
             except UserError as error:
                 raise UserError(f"{row.place}: {error}") from error
         raise

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from megarl.data import values
+from megarl.data import messages
 from megarl.data.files import KEPT_PROBLEMS, open_rows, row_reader
 from megarl.data.presets import PRESETS, RowReader, detect_preset
 from megarl.data.questions import content_key, frame
@@ -19,7 +19,7 @@ from megarl.data.rows import Row
 from megarl.data.settings import FileSettings
 from megarl.data.tokenizer import ChatTokenizer, Message
 from megarl.data.values import RowError
-from megarl.errors import UserError
+from megarl.errors import UserError, printable
 
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}
 NO_VERIFIER = "not set"
@@ -39,6 +39,7 @@ class Report:
         (row, earlier row). special_tokens: rows whose text holds one of the tokenizer's special tokens.
     answers: how many answers are of each kind (integer, number, text, list, none).
     verifiers: rows by verifier. samples: the first prompts as rendered, with the answer's beginning.
+    unread: fields of messages that the tokenizer's chat template does not mention.
     """
 
     path: str
@@ -56,6 +57,7 @@ class Report:
     answers: dict[str, int] = field(default_factory=dict)
     verifiers: dict[str, int] = field(default_factory=dict)
     samples: list[tuple[str, str]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
 
 def inspect_file(
@@ -71,7 +73,8 @@ def inspect_file(
         source = FileSettings(path=str(path), **settings)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{'.'.join(map(str, first['loc']))}: {message}") from error
     look = _Look(Report(str(path), preset=source.preset), source, tokenizer, samples)
     for row in open_rows(source):
         look.row(row)
@@ -137,30 +140,34 @@ class _Look:
             self.report.preset, self.report.detected = found, True
             self._read_by(found, value)
         assert self.reader is not None
+        variables = self.reader.variables(value)
         if self.report.use == "preference":
             pair = self.reader.preference(value)
             both = f"chosen: {pair.chosen}\nrejected: {pair.rejected}"
-            self._asked(row, pair.prompt, values.all_text(pair.prompt), both)
-            self._measure("chosen", [*pair.prompt, _said(pair.chosen)])
-            self._measure("rejected", [*pair.prompt, _said(pair.rejected)])
+            self._asked(row, pair.prompt, messages.all_text(pair.prompt), both, variables)
+            self._measure("chosen", [*pair.prompt, _said(pair.chosen)], variables)
+            self._measure("rejected", [*pair.prompt, _said(pair.rejected)], variables)
         elif self.report.use == "chat":
             chat = self.reader.chat(value)
-            self._asked(row, chat[:-1], values.all_text(chat[:-1]), str(chat[-1]["content"]))
-            self._measure("conversation", chat)
+            self._asked(row, chat[:-1], messages.all_text(chat[:-1]), messages.all_text(chat[-1:]), variables)
+            self._measure("conversation", chat, variables)
         else:
             prompt = self.reader.prompt(value)
             answer = prompt.ground_truth.get("answer")
             asked = frame(prompt.asked, self.source)
-            self._asked(row, asked, prompt.bare, "" if answer is None else str(answer))
+            self._asked(row, asked, prompt.bare, "" if answer is None else str(answer), variables)
             self.answers[_kind(answer)] += 1
             self.verifiers[prompt.verifier] += 1
 
-    def _asked(self, row: Row, asked: Sequence[Message], bare: str, answer: str) -> None:
-        rendered = values.all_text(asked)
+    def _asked(
+        self, row: Row, asked: Sequence[Message], bare: str, answer: str, variables: Mapping[str, Any]
+    ) -> None:
+        rendered = messages.all_text(asked)
         if self.tokenizer is not None:
-            rendered = self.tokenizer.render_prompt(asked)
+            rendered = self.tokenizer.render_prompt(asked, variables)
+            self.report.unread = sorted({*self.report.unread, *self.tokenizer.unread_fields(asked)})
             self.measured.setdefault("prompt tokens", []).append(len(self.tokenizer.encode(rendered)))
-            if any(mark in values.all_text(asked) + answer for mark in self.special):
+            if any(mark in messages.all_text(asked) + answer for mark in self.special):
                 self.report.special_tokens.append(row.number)
         self.measured.setdefault("question characters", []).append(len(bare))
         if len(self.report.samples) < self.samples:
@@ -174,9 +181,10 @@ class _Look:
         if earlier != answer and self.report.use == "prompt":
             self.report.conflicts.append((row.number, first))
 
-    def _measure(self, what: str, chat: Sequence[Message]) -> None:
+    def _measure(self, what: str, chat: Sequence[Message], variables: Mapping[str, Any]) -> None:
         if self.tokenizer is not None:
-            self.measured.setdefault(f"{what} tokens", []).append(self.tokenizer.encode_chat(chat).tokens)
+            tokens = self.tokenizer.encode_chat(chat, variables).tokens
+            self.measured.setdefault(f"{what} tokens", []).append(tokens)
 
     def finish(self) -> Report:
         for what, lengths in self.measured.items():
@@ -205,7 +213,7 @@ def _kind(answer: Any) -> str:
 
 
 def render_report(report: Report) -> str:
-    """Return the report as plain text, for a console."""
+    """Return the report as plain text, for a console: what a terminal would obey is spelled out."""
     lines = [report.path, f"  rows {report.rows:,}, of which {report.malformed:,} can't be used"]
     if report.preset:
         how = "told by the rows" if report.detected else "as set"
@@ -230,6 +238,8 @@ def render_report(report: Report) -> str:
         lines.append(
             f"special tokens: {len(report.special_tokens):,} rows hold one in their text (rows {shown})"
         )
+    if report.unread:
+        lines.append(f"not read by the chat template: the messages' {', '.join(map(repr, report.unread))}")
     if report.problems:
         more = report.malformed - len(report.problems)
         lines += [
@@ -240,7 +250,7 @@ def render_report(report: Report) -> str:
     for i, (prompt, answer) in enumerate(report.samples, start=1):
         lines += [f"--- prompt {i} ---", _shown(prompt)]
         lines += ["--- its answer ---", _shown(answer)] if answer else []
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from megarl.data import values
+from megarl.data import messages, values
 from megarl.data.tokenizer import Message
 from megarl.data.values import RowError
 from megarl.errors import UserError, did_you_mean
@@ -143,12 +143,14 @@ PRESETS: Mapping[str, Preset] = {
 
 @dataclass(frozen=True)
 class PromptRow:
-    """asked: the conversation so far; bare: the words that identify it; verifier and ground_truth as in `Prompt`."""
+    """asked: the conversation so far; bare: the words that identify it; verifier and ground_truth as in `Prompt`;
+    variables: what else the row gives to the chat template."""
 
     asked: list[Message]
     bare: str
     verifier: str
     ground_truth: Mapping[str, Any]
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,32 +201,47 @@ class RowReader:
             verifier = values.text(self._value(row, "verifier")[1], "the verifier")
         if verifier is None:
             raise UserError(f"rows of preset {self.preset.name!r} don't say who scores them. Set verifier.")
-        return PromptRow(asked, self.preset.bare(values.all_text(asked)), verifier, self._ground_truth(row))
+        ground_truth, variables = self._ground_truth(row), messages.template_variables(row)
+        values.check_unicode(messages=asked, ground_truth=ground_truth, **variables)
+        bare = self.preset.bare(messages.all_text(asked))
+        return PromptRow(asked, bare, verifier, ground_truth, variables)
 
     def chat(self, row: Mapping[str, Any]) -> list[Message]:
         """Return a conversation to learn from; it ends with the assistant."""
         if "messages" in self.columns:
             column, value = self._value(row, "messages")
-            chat: list[Message] = list(values.messages(value, repr(column)))
+            chat = messages.with_system(row, list(messages.messages(value, repr(column))))
         else:
             asked = self._asked(row)
             column, value = self._value(row, "response")
-            chat = [*asked, {"role": "assistant", "content": values.text(value, repr(column))}]
+            chat = [*asked, messages.answer_turn(row, value, repr(column))]
         if chat[-1]["role"] != "assistant":
             raise RowError(f"{column!r} ends with a message of the {chat[-1]['role']}, not of the assistant")
+        values.check_unicode(messages=chat)
         return chat
+
+    def variables(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a row gives to the chat template beside its messages."""
+        variables = messages.template_variables(row)
+        values.check_unicode(**variables)
+        return variables
 
     def preference(self, row: Mapping[str, Any]) -> PreferenceRow:
         chosen, rejected = (self._value(row, role)[1] for role in ("chosen", "rejected"))
         shared: list[Message] = []
         if not isinstance(chosen, str) or not isinstance(rejected, str):
-            one, other = values.messages(chosen, "'chosen'"), values.messages(rejected, "'rejected'")
+            one, other = messages.messages(chosen, "'chosen'"), messages.messages(rejected, "'rejected'")
             if one[:-1] != other[:-1]:
                 raise RowError("'chosen' and 'rejected' differ before their last message")
             if {one[-1]["role"], other[-1]["role"]} != {"assistant"}:
                 raise RowError("'chosen' and 'rejected' must end with the assistant's message")
+            if beside := sorted((one[-1].keys() | other[-1].keys()) - {"role", "content"}):
+                raise RowError(
+                    f"'chosen' and 'rejected' end in messages with {beside[0]!r}: a pair is of texts"
+                )
             shared, chosen, rejected = list(one[:-1]), one[-1]["content"], other[-1]["content"]
         prompt = shared or self._asked(row)
+        values.check_unicode(messages=prompt)
         chosen, rejected = values.text(chosen, "'chosen'"), values.text(rejected, "'rejected'")
         if chosen == rejected:
             raise RowError("'chosen' and 'rejected' are the same")
@@ -233,9 +250,10 @@ class RowReader:
     def _asked(self, row: Mapping[str, Any]) -> list[Message]:
         if "question" not in self.columns and "messages" in self.columns:
             column, value = self._value(row, "messages")
-            return values.before_answer(values.messages(value, repr(column)))
+            chat = messages.with_system(row, list(messages.messages(value, repr(column))))
+            return messages.before_answer(chat)
         column, value = self._value(row, "question")
-        asked: list[Message] = list(values.question(value, repr(column)))
+        asked: list[Message] = list(messages.question(value, repr(column)))
         if isinstance(value, str):
             return [{"role": "user", "content": self.preset.compose(row, value)}]
         return asked

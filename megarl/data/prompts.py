@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from megarl.data.files import FileQuestions, Tally
 from megarl.data.procedural import VERIFIER, ReasoningGymQuestions
-from megarl.data.questions import Question, content_key, is_held_out
+from megarl.data.questions import Question, content_key, digest_of, is_held_out
 from megarl.data.settings import DataSettings, FileSettings, ReasoningGymSettings, Source, source_name
 from megarl.data.stream import Pool, PromptStream
 from megarl.data.tokenizer import ChatTokenizer
@@ -35,6 +35,7 @@ class PromptData:
     heldout: Mapping[str, tuple[Prompt, ...]]
     counts: Mapping[str, Mapping[str, int]]
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     seed: int = 0
     shuffle: bool = True
 
@@ -52,6 +53,7 @@ class PromptData:
             shown = ", ".join(f"{counts[what]} {what}" for what in FATES if counts.get(what))
             lines.append(f"{name}: {'endless; ' if endless else ''}{shown or 'nothing held out'}")
             lines += [f"  {problem}" for problem in self.problems.get(name, ())[:PROBLEMS_SHOWN]]
+            lines += [f"  {notice}" for notice in self.notices.get(name, ())]
         return lines
 
     def stream(self, replica: int = 0, replicas: int = 1) -> PromptStream:
@@ -100,7 +102,7 @@ class _Rules:
 
     def _render(self, question: Question) -> str:
         try:
-            return self.tokenizer.render_prompt(question.messages)
+            return self.tokenizer.render_prompt(question.messages, question.variables)
         except UserError as error:
             raise UserError(f"question {question.question_id!r}: {error}") from error
 
@@ -113,7 +115,12 @@ class _Endless:
         self._questions, self._rules = questions, rules
 
     def pool(self, weight: float) -> Pool:
-        what = self._questions.settings.model_dump_json() + self._rules.settings.heldout.model_dump_json()
+        rules = self._rules
+        what = (
+            self._questions.settings.model_dump_json()
+            + rules.settings.heldout.model_dump_json()
+            + rules.tokenizer.identity
+        )
         identity = f"endless {hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}"
         return Pool(self.name, None, weight, identity, frozenset({VERIFIER}), self.prompt)
 
@@ -196,6 +203,7 @@ def open_prompts(settings: DataSettings, tokenizer: ChatTokenizer) -> PromptData
         heldout=held_out,
         counts={name: tally.counts for name, tally in tallies.items()},
         problems={name: tuple(tally.problems) for name, tally in tallies.items()},
+        notices={name: tuple(tally.notices()) for name, tally in tallies.items()},
         seed=settings.seed,
         shuffle=settings.shuffle,
     )
@@ -209,7 +217,7 @@ def _open_evaluation(
         raise UserError(f"evaluation {name!r} is endless: set its size.")
     questions = list(_questions(source, tally))
     keys.update({content_key(question.content): name for question in questions})
-    prompts = _fitting(questions, rules, tally.counts, "overlong")
+    prompts = _fitting(questions, rules, tally, "overlong")
     tally.counts["held_out"] = len(prompts)
     if not prompts:
         raise UserError(f"evaluation {name!r} has no prompt ({tally.summary()}).")
@@ -237,22 +245,33 @@ def _open_finite(source: Source, rules: _Rules, seen: set[bytes], tally: Tally) 
     name = source_name(source)
     if kept_keys & (split.keys() | rules.evaluation_keys.keys()):  # the proof that is always on
         raise RuntimeError(f"source {name!r}: a held-out question would be trained on; a defect of megarl")
-    train = _fitting(kept, rules, tally.counts, "overlong")
+    train = _fitting(kept, rules, tally, "overlong")
     tally.counts["train"] = len(train)
     if not train:
         raise UserError(f"source {name!r} has no prompt to train on ({tally.summary()}).")
     # Keys are hashes, so the least ones are a fair sample, and the same one each time.
     chosen = [split[key] for key in sorted(split)][: rules.settings.heldout.count]
-    return Pool.of(name, train, source.weight), _fitting(chosen, rules, tally.counts, "overlong_held_out")
+    identity = _identity(kept, train, rules.tokenizer)
+    return Pool.of(name, train, source.weight, identity), _fitting(chosen, rules, tally, "overlong_held_out")
 
 
-def _fitting(
-    questions: Sequence[Question], rules: _Rules, counts: Counter[str], overlong: str
-) -> list[Prompt]:
+def _identity(questions: Sequence[Question], prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> str:
+    """Of the questions that became prompts, and of what renders them: not of the rendered text, which may hold a
+    date."""
+    kept, digest = {prompt.prompt_id for prompt in prompts}, hashlib.blake2b(digest_size=16)
+    for q in questions:
+        if q.question_id in kept:
+            digest.update(digest_of(q.question_id, q.messages, q.variables))
+    return f"{digest.hexdigest()}, chat template and tokenizer {tokenizer.identity}"
+
+
+def _fitting(questions: Sequence[Question], rules: _Rules, tally: Tally, overlong: str) -> list[Prompt]:
     """Return the prompts of these questions that are not too long; the others are counted as `overlong`."""
     encoded = [p for i in range(0, len(questions), BATCH) for p in rules.encode(questions[i : i + BATCH])]
     fitting = [prompt for prompt in encoded if prompt is not None]
-    counts[overlong] += len(encoded) - len(fitting)
+    tally.counts[overlong] += len(encoded) - len(fitting)
+    for question in questions:
+        tally.unread.update(rules.tokenizer.unread_fields(question.messages))
     return fitting
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from megarl.data.settings import Framing
@@ -18,6 +19,7 @@ class Question:
 
     question_id: `"<source>/<row>"`, the same in every run.
     messages: the conversation up to where the assistant answers, framing included.
+    variables: what else the row gives to the chat template: tools, documents, its own options.
     content: the bare question without framing; two questions of equal content (whitespace aside) are the same.
     verifier, ground_truth: as in `Prompt`.
     """
@@ -27,12 +29,19 @@ class Question:
     content: str
     verifier: str
     ground_truth: Mapping[str, Any]
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def content_key(text: str) -> bytes:
     """16 bytes by which a question is recognised: BLAKE2b of its text in Unicode NFC, whitespace aside."""
     plain = " ".join(unicodedata.normalize("NFC", text).split())
     return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def digest_of(*parts: Any) -> bytes:
+    """16 bytes that are the same for equal JSON values."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def is_held_out(key: bytes, fraction: float, salt: str = "") -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from megarl.data.json_text import Twice, parse_json, repeated_key
 from megarl.errors import UserError
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -72,7 +73,7 @@ def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
                     f"{path}: a JSON document of more than {most:,} bytes has to be held in memory at once. "
                     "Convert it to JSON lines (jq -c '.[]'), or raise max_row_bytes."
                 )
-            document = json.loads(text)
+            document, twice = parse_json(text)
         except (*READ_ERRORS, ValueError, RecursionError) as error:
             raise UserError(
                 f"{path}: not a JSON document: {_reason(error)}. JSON lines should end in .jsonl."
@@ -82,14 +83,20 @@ def json_rows(path: Path, max_row_bytes: int) -> Iterator[Row]:
     if not isinstance(document, list):
         raise UserError(f"{path}: a JSON {type(document).__name__}, where an array of objects is needed.")
     for number, value in enumerate(document, start=1):
-        yield _object_row(path, number, value)
+        yield _object_row(path, number, value, twice)
 
 
 def _list_inside(document: dict[str, Any]) -> list[Any]:
     """Return the rows of `{"data": [...]}`; any other object is one row (MATH has a file for each problem)."""
     lists = {key: value for key, value in document.items() if isinstance(value, list)}
     ((key, rows), *others) = [*lists.items(), ("", [document])]
-    one = len(others) == 1 and key not in LISTS_OF_A_ROW and rows and all(isinstance(r, dict) for r in rows)
+    one = (
+        not isinstance(document, Twice)
+        and len(others) == 1
+        and key not in LISTS_OF_A_ROW
+        and rows
+        and all(isinstance(r, dict) for r in rows)
+    )
     return rows if one else [document]
 
 
@@ -143,16 +150,17 @@ def _csv_row(path: Path, number: int, header: list[str], fields: list[str]) -> R
 
 def _json_row(path: Path, number: int, line: bytes) -> Row:
     try:
-        return _object_row(path, number, json.loads(line.decode("utf-8")))
+        return _object_row(path, number, *parse_json(line.decode("utf-8")))
     except UnicodeDecodeError as error:
         return Row(path, number, problem=f"not UTF-8: byte {line[error.start]:#04x} at {error.start}")
     except (ValueError, RecursionError) as error:
         return Row(path, number, problem=f"not JSON: {_reason(error)}")
 
 
-def _object_row(path: Path, number: int, value: Any) -> Row:
+def _object_row(path: Path, number: int, value: Any, twice: bool) -> Row:
     if isinstance(value, dict):
-        return Row(path, number, value)
+        problem = repeated_key(value) if twice else None
+        return Row(path, number, value) if problem is None else Row(path, number, problem=problem)
     return Row(path, number, problem=f"a JSON {type(value).__name__}, where an object is needed")
 
 

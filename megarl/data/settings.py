@@ -8,9 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from megarl.settings import Section
+from megarl.data.json_text import half_character
+from megarl.settings import HomePath, Section
 
 
 class Framing(Section):
@@ -23,6 +24,13 @@ class Framing(Section):
     suffix: str = Field(
         default="", description="Text put directly behind the last user message (how to answer)."
     )
+
+    @field_validator("system", "prefix", "suffix")
+    @classmethod
+    def _is_unicode(cls, text: str | None) -> str | None:
+        if text is not None and (problem := half_character(text)) is not None:
+            raise ValueError(problem)
+        return text
 
 
 class SourceSettings(Framing):
@@ -70,7 +78,7 @@ Role = Literal["question", "answer", "messages", "response", "chosen", "rejected
 class RowSettings(Section):
     """Rows on disk and how they are read."""
 
-    path: str = Field(description="A file, a folder of files, or a folder written by `save_to_disk`.")
+    path: HomePath = Field(description="A file, a folder of files, or a folder written by `save_to_disk`.")
     format: Literal["jsonl", "json", "csv", "tsv", "parquet"] | None = Field(
         default=None, description="Format of the files; None = by each name's ending (.gz too)."
     )

@@ -16,7 +16,7 @@ import numpy as np
 from megarl.errors import UserError
 from megarl.records import Prompt
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +36,15 @@ class Pool:
     prompt: Callable[[int], Prompt]
 
     @classmethod
-    def of(cls, name: str, prompts: Sequence[Prompt], weight: float = 1.0) -> Pool:
-        """Make a pool of prompts in memory; the slot is the index."""
+    def of(
+        cls, name: str, prompts: Sequence[Prompt], weight: float = 1.0, identity: str | None = None
+    ) -> Pool:
+        """Make a pool of prompts in memory; the slot is the index. identity: of what the prompts were rendered from;
+        None = of their texts."""
         digest = hashlib.blake2b(digest_size=16)
-        for p in prompts:
+        for p in () if identity else prompts:
             digest.update(f"{p.prompt_id}\0{p.text}\0".encode("utf-8", "surrogatepass"))
-        identity = f"{len(prompts)} prompts {digest.hexdigest()}"
+        identity = f"{len(prompts)} prompts {identity or digest.hexdigest()}"
         return cls(
             name, len(prompts), weight, identity, frozenset(p.verifier for p in prompts), prompts.__getitem__
         )

@@ -130,10 +130,13 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise UserError(f"{path}: two columns are named {twice[0]!r}.")
             for batch in file.iter_batches(batch_size=1024):
                 for value in batch.to_pylist():
                     number += 1
-                    yield Row(path, number, value)
+                    yield Row(path, number, _as_written(value))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path}, row {number + 1}: not readable as parquet: {error}") from error
 
@@ -155,4 +158,25 @@ def _saved_rows(path: Path, split: str | None) -> Iterator[Row]:
             raise UserError(f"{path}: no split {split!r}. Splits: {', '.join(loaded)}.")
         loaded = loaded[split or next(iter(loaded))]
     for number, value in enumerate(loaded.with_format(None), start=1):
-        yield Row(path, number, value)
+        yield Row(path, number, _as_written(value))
+
+
+def _as_written(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a table's row without the nulls with which it fills what one message, call or tool lacks and others have;
+    a message keeps its content."""
+    return {column: _unfilled(value) if _speaks(value) else value for column, value in row.items()}
+
+
+def _speaks(value: Any) -> bool:
+    """Whether a column holds messages or tools."""
+    return isinstance(value, list) and any(
+        isinstance(part, dict) and part.keys() & {"role", "from", "function", "parameters"} for part in value
+    )
+
+
+def _unfilled(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unfilled(part) for part in value]
+    if isinstance(value, dict):
+        return {k: _unfilled(v) for k, v in value.items() if v is not None or k in ("content", "value")}
+    return value

@@ -7,7 +7,11 @@ so that a demonstration has exactly the token boundary at which the engine start
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +19,20 @@ import numpy as np
 
 from megarl.data.packing import TokenSequence
 from megarl.errors import UserError
+from megarl.settings import user_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = Mapping[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": str}
+# {"role": "system" | "user" | "assistant" | "tool", "content": str}, and fields of the template: tool_calls, name ...
+Message = Mapping[str, Any]
+REASONING = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # what templates call the thoughts before an answer
+# Fields without which a message says something else: a template must know them.
+SAID = (*REASONING, "tool_calls", "function_call")
 
 
 class ChatTokenizer:
@@ -35,7 +48,9 @@ class ChatTokenizer:
         folder: Path,
         stop_token_ids: Sequence[int] = (),
         template_options: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
     ) -> None:
+        """now: what a template that asks for the date is told; None = the clock."""
         if hf.eos_token_id is None:
             raise UserError(
                 f"{folder}: the tokenizer has no EOS token. Set eos_token in its tokenizer_config.json."
@@ -43,6 +58,7 @@ class ChatTokenizer:
         self.hf = hf
         self.folder = folder
         self.template_options = dict(template_options or {})
+        self._clock = {} if now is None else {"strftime_now": now.strftime}
         self.eos_token_id: int = int(hf.eos_token_id)
         self.pad_token_id: int = int(hf.pad_token_id) if hf.pad_token_id is not None else self.eos_token_id
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_token_id, *stop_token_ids)))
@@ -57,9 +73,17 @@ class ChatTokenizer:
                 f"{self.vocab_size}."
             )
 
+    @cached_property
+    def identity(self) -> str:
+        """The same for tokenizers that write the same: of the vocabulary, the template and its options, not of the
+        folder's name or of the date that a template writes."""
+        what = [sorted(self.hf.get_vocab().items()), self.hf.chat_template, self.template_options]
+        text = json.dumps([*what, self.stop_token_ids], sort_keys=True, default=str)
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
     def encode(self, text: str) -> np.ndarray:
         """Return the ids int32 [tokens] of the text as it is: nothing is added; special tokens in it are parsed."""
-        return np.asarray(self.hf.encode(text, add_special_tokens=False), dtype=np.int32)
+        return self.encode_texts([text])[0]
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
         """Return the text without special tokens; bytes that form no character become U+FFFD."""
@@ -69,107 +93,242 @@ class ChatTokenizer:
             )
         )
 
-    def render_prompt(self, messages: Sequence[Message] | str) -> str:
+    def render_prompt(
+        self, messages: Sequence[Message] | str, variables: Mapping[str, Any] | None = None
+    ) -> str:
         """Return the prompt's text, up to where the assistant begins. A string is one user message.
 
-        Raises UserError if the messages don't fit the chat template.
+        variables: what else the template gets for this prompt: tools, documents, its own options. Raises UserError if
+        the messages don't fit the chat template, and where it does not know a field that they hold.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self._render(messages, add_generation_prompt=True)
+        self._check_known(messages, variables or {})
+        return self._render(messages, variables or {}, add_generation_prompt=True)
 
     def encode_texts(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of many texts, by all cores."""
+        """`encode` of many texts, by all cores. Raises UserError for a text that is not valid Unicode."""
         if not texts:
             return []
+        for text in texts:
+            if not text.isascii() and (half := re.search("[\ud800-\udfff]", text)):
+                around = text[max(0, half.start() - 20) : half.start() + 20]
+                raise UserError(f"half a character, which no tokenizer can read, in {around!a}")
         encoded = self.hf(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
         return [np.asarray(ids, dtype=np.int32) for ids in encoded]
 
-    def encode_chat(self, messages: Sequence[Message]) -> TokenSequence:
+    def unread_fields(self, messages: Sequence[Message]) -> set[str]:
+        """Return the names of the messages' fields that the chat template does not mention."""
+        names = {key for message in messages for key in message} - {"role", "content", "weight"}
+        return {name for name in names if not self._knows(name)}
+
+    def encode_chat(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> TokenSequence:
         """Encode a whole conversation; every assistant turn is learned, up to and with its EOS, and nothing else.
 
-        The conversation is rendered once, as the model will meet it. Raises UserError for one without an
-        assistant turn, and where the template leaves out part of a turn (as some do with earlier thinking):
+        A turn with `weight: 0` is not learned. The conversation is rendered once, as the model will meet it.
+        variables: as in `render_prompt`. Raises UserError for one without a turn to learn, for a field that the
+        template does not know, and where the template leaves out part of a turn (as some do with earlier thinking):
         to learn such a turn, give it as a conversation of its own, up to there.
         """
-        return self.encode_chats([messages])[0]
+        return self.encode_chats([messages], [variables or {}])[0]
 
-    def encode_chats(self, chats: Sequence[Sequence[Message]]) -> list[TokenSequence]:
+    def encode_chats(
+        self, chats: Sequence[Sequence[Message]], variables: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[TokenSequence]:
         """`encode_chat` of many conversations, twice as fast."""
-        turns = [[i for i, m in enumerate(chat) if m.get("role") == "assistant"] for chat in chats]
-        if not all(turns):
-            raise UserError("a conversation to learn from needs at least one assistant message")
-        wholes = self._render_all(chats, add_generation_prompt=False)
-        asked = [chat[:i] for chat, own in zip(chats, turns, strict=True) for i in own if i]
-        prompts = iter(self._render_all(asked, add_generation_prompt=True))
-        texts = []  # what is asked and what is answered take turns
-        for chat, own, whole in zip(chats, turns, wholes, strict=True):
-            done = 0
-            for i in own:
-                before = next(prompts) if i else ""
-                end = self._turn_end(whole, len(before), chat[: i + 1])
-                turn = whole[len(before) : end]
-                if not whole.startswith(before) or str(chat[i]["content"]).strip() not in turn:
-                    raise UserError(
-                        f"{self.folder}: the chat template rewrites message {i + 1} or what comes before it in the "
-                        "conversation. Learn from the conversation up to that message, or give another chat_template."
-                    )
-                texts += [whole[done : len(before)], turn]
-                done = end
-        encoded = iter(self.encode_texts(texts))
+        split = [
+            self._split(chat, given)
+            for chat, given in zip(chats, variables or [{}] * len(chats), strict=True)
+        ]
+        encoded = iter(self.encode_texts([text for texts in split for text in texts]))
         sequences = []
-        for own in turns:
-            parts = [part for _ in own for part in (next(encoded), self._with_eos(next(encoded)))]
+        for texts in split:
+            parts = [next(encoded) for _ in texts]
+            parts[1::2] = [self._with_eos(part) for part in parts[1::2]]
             learned = np.repeat(np.arange(len(parts)) % 2 == 1, [len(part) for part in parts])
             sequences.append(TokenSequence(np.concatenate(parts), learned))
         return sequences
 
-    def _turn_end(self, whole: str, start: int, turns: Sequence[Message]) -> int:
+    def _split(self, chat: Sequence[Message], variables: Mapping[str, Any]) -> list[str]:
+        """Return a conversation as texts: what comes before a learned turn, and the turn, by turns."""
+        turns = [i for i, m in enumerate(chat) if m.get("role") == "assistant" and m.get("weight", 1)]
+        if not turns:
+            raise UserError("a conversation to learn from needs at least one assistant message of weight 1")
+        self._check_known(chat, variables)
+        whole = self._render(chat, variables, add_generation_prompt=False)
+        texts, done = [], 0
+        for i in turns:
+            before = self._render(chat[:i], variables, add_generation_prompt=True) if i else ""
+            end = self._turn_end(whole, len(before), chat[: i + 1], variables, last=i + 1 == len(chat))
+            turn = whole[len(before) : end]
+            if not whole.startswith(before) or not self._says(turn, chat[i]):
+                raise UserError(
+                    f"{self.folder}: the chat template rewrites message {i + 1} or what comes before it in the "
+                    "conversation. Learn from the conversation up to that message, or give another chat_template."
+                )
+            texts += [whole[done : len(before)], turn]
+            done = end
+        return texts
+
+    def _says(self, turn: str, message: Message) -> bool:
+        """Whether a rendered turn holds all that its message says, spaces aside."""
+        said = [self._unended(str(message.get("content") or "")), *(message.get(key) for key in REASONING)]
+        said += [_function(call).get("name") for call in message.get("tool_calls") or ()]
+        held = "".join(turn.split())
+        return all("".join(text.split()) in held for text in said if isinstance(text, str))
+
+    def _turn_end(
+        self, whole: str, start: int, turns: Sequence[Message], variables: Mapping[str, Any], *, last: bool
+    ) -> int:
         """Return where the turn that begins at `start` ends: behind its stop token, or where the template leaves it."""
-        marks = [str(self.hf.convert_ids_to_tokens(i)) for i in self.stop_token_ids]
-        ends = [at + len(mark) for mark in marks if (at := whole.find(mark, start)) >= 0]
-        return min(ends) if ends else len(self._render(turns, add_generation_prompt=False))
+        closed = whole if last else self._render(turns, variables, add_generation_prompt=False)
+        most = len(closed) if whole.startswith(closed) else len(whole)
+        found = re.compile("|".join(map(re.escape, self._stops))).search(whole, start, most)
+        return found.end() if found else len(closed)
+
+    @cached_property
+    def _stops(self) -> list[str]:
+        return [str(self.hf.convert_ids_to_tokens(i)) for i in self.stop_token_ids]
+
+    def _unended(self, text: str) -> str:
+        """Return a text without the stop tokens that it ends with."""
+        while (plain := text.rstrip()).endswith(tuple(self._stops)):
+            text = next(plain.removesuffix(stop) for stop in self._stops if plain.endswith(stop))
+        return text
 
     def _with_eos(self, ids: np.ndarray) -> np.ndarray:
         ended = len(ids) and int(ids[-1]) in self.stop_token_ids
         return ids if ended else np.append(ids, np.int32(self.eos_token_id))
 
-    def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        return self._render_all([messages], add_generation_prompt=add_generation_prompt)[0]
-
-    def _render_all(self, chats: Sequence[Sequence[Message]], *, add_generation_prompt: bool) -> list[str]:
-        if not chats:
-            return []
-        if not self.hf.chat_template:
+    def _template(self, *, tools: bool) -> str:
+        """Return the text of the template, of several the one for prompts with tools, or without."""
+        try:
+            return str(self.hf.get_chat_template(None, [{}] if tools else None))
+        except ValueError as error:
             raise UserError(
                 f"{self.folder}: the tokenizer has no chat template. Add chat_template.jinja to the folder, "
-                "or set chat_template to a Jinja file."
+                f"or set chat_template to a Jinja file. ({error})"
+            ) from error
+
+    def _knows(self, name: str, *, tools: bool = False) -> bool:
+        """Whether the template mentions a name, or takes messages as a whole."""
+        return bool(
+            re.search(rf"\b{re.escape(name)}\b|\bmessages?\s*\|\s*tojson", self._template(tools=tools))
+        )
+
+    def _check_known(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> None:
+        """Raise UserError where the template does not mention what would change the text."""
+        names = {key for message in messages for key in SAID if message.get(key)} | set(variables)
+        lost = sorted(name for name in names if not self._knows(name, tools="tools" in variables))
+        if lost:
+            raise UserError(
+                f"{self.folder}: the chat template does not know {', '.join(map(repr, lost))}, which would be lost: "
+                "give another chat_template, or leave it out of the data."
             )
+
+    def _render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, add_generation_prompt: bool
+    ) -> str:
+        """Return the template's text; where a template can't take a tool call's arguments as they are, as an object,
+        and with one stop token where a text brings its own."""
+
+        def render(chat: Sequence[Message]) -> str:
+            return self._apply(chat, variables, add_generation_prompt=add_generation_prompt)
+
+        as_text = [a for a in _arguments(messages) if isinstance(a, str)]
+        try:
+            text = render(messages)
+            quoted = any(json.dumps(a, ensure_ascii=False) in text for a in as_text)
+        except UserError:
+            if not as_text:
+                raise
+            quoted = True
+        if quoted:
+            messages = _with_objects(messages)
+            text = render(messages)
+        said = [str(m.get("content") or "") for m in messages if m.get("role") == "assistant"]
+        if any(self._unended(content) != content for content in said):
+            stop = "(?:" + "|".join(map(re.escape, self._stops)) + ")"
+            if re.search(rf"{stop}\s*{stop}", text):
+                text = render([self._ended_once(m) for m in messages])
+        if any(m.get("content", "") is None for m in messages):
+            plain = render([{**m, "content": m.get("content") or ""} for m in messages])
+            if text.count("None") > plain.count("None"):
+                raise UserError(
+                    f"{self.folder}: the chat template writes content that is null as 'None': let it be empty."
+                )
+        return text
+
+    def _ended_once(self, message: Message) -> Message:
+        content = message.get("content")
+        if message.get("role") != "assistant" or not isinstance(content, str):
+            return message
+        return {**message, "content": self._unended(content)}
+
+    def _apply(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, add_generation_prompt: bool
+    ) -> str:
+        self._template(tools=bool(variables.get("tools")))
         try:
             rendered = self.hf.apply_chat_template(
-                [[dict(m) for m in chat] for chat in chats],
+                [dict(m) for m in messages],
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
-                **self.template_options,
+                **{**self._clock, **self.template_options, **variables},
             )
         except Exception as error:  # a template is a program of its own: it raises what it likes
             raise UserError(f"{self.folder}: the chat template refuses the messages: {error}") from error
-        return [str(text) for text in rendered]
+        return str(rendered)
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the name and arguments of a tool call, which may be wrapped in {"type", "function"}."""
+    function = call.get("function", call)
+    return function if isinstance(function, Mapping) else {}
+
+
+def _arguments(messages: Sequence[Message]) -> Iterator[Any]:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            yield _function(call).get("arguments")
+
+
+def _with_objects(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with tool calls' arguments that are JSON text as objects."""
+    return [
+        {**m, "tool_calls": [_with_object(call) for call in m["tool_calls"]]} if m.get("tool_calls") else m
+        for m in messages
+    ]
+
+
+def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = _function(call)
+    if not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError as error:
+        raise UserError(f"a tool call's arguments are neither an object nor JSON: {error}") from error
+    changed = {**function, "arguments": arguments}
+    return {**call, "function": changed} if "function" in call else changed
 
 
 def load_tokenizer(
     folder: str | Path,
     chat_template: str | Path | None = None,
     template_options: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
 ) -> ChatTokenizer:
     """Load the tokenizer of a Hugging Face folder; nothing is downloaded and no code of the folder is run.
 
-    chat_template: a Jinja file to use instead of the folder's own. Raises UserError for a folder that is
-    missing or holds no tokenizer.
+    chat_template: a Jinja file to use instead of the folder's own. now: what a template that asks for the date is
+    told; None = the clock. Raises UserError for a folder that is missing or holds no tokenizer.
     """
     from transformers import AutoTokenizer
 
-    folder = Path(folder)
+    folder = user_path(folder)
     if not folder.is_dir():
         raise UserError(
             f"{folder}: no such folder. Give the folder of a Hugging Face tokenizer (tokenizer.json)."
@@ -180,11 +339,11 @@ def load_tokenizer(
         raise UserError(f"{folder}: no tokenizer could be loaded from it: {error}") from error
     if chat_template is not None:
         try:
-            hf.chat_template = Path(chat_template).read_text(encoding="utf-8")
+            hf.chat_template = user_path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{chat_template}: the chat template can't be read: {error}") from error
     stops = _generation_stops(folder / "generation_config.json")
-    return ChatTokenizer(hf, folder, stops, template_options)
+    return ChatTokenizer(hf, folder, stops, template_options, now)
 
 
 def _generation_stops(path: Path) -> list[int]:

@@ -1,26 +1,14 @@
-"""Values of a row, checked: texts, answers and conversations, each with a reason where it is not one."""
+"""Values of a row, checked: texts and answers, each with a reason where it is not one."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megarl.data.tokenizer import Message
+from megarl.data.json_text import half_character
 from megarl.errors import did_you_mean
-
-ROLES = {  # what data sets call the speakers
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-}
 
 
 class RowError(ValueError):
@@ -56,7 +44,7 @@ def pick(row: Mapping[str, Any], role: str, columns: Sequence[str]) -> tuple[str
 def text(value: Any, what: str) -> str:
     """Check and return a text, which must not be empty."""
     if not isinstance(value, str):
-        raise RowError(f"{what} is {_kind(value)}, not text")
+        raise RowError(f"{what} is {kind_of(value)}, not text")
     if not value.strip():
         raise RowError(f"{what} is empty")
     try:
@@ -64,6 +52,12 @@ def text(value: Any, what: str) -> str:
     except UnicodeEncodeError as error:  # JSON can spell half a character: "\\ud800"
         raise RowError(f"{what} is not valid Unicode: half a character at {error.start}") from None
     return value
+
+
+def check_unicode(**held: Any) -> None:
+    """Raise RowError where a value holds half a character: no tokenizer and no service could read it."""
+    if (problem := half_character(held)) is not None:
+        raise RowError(problem)
 
 
 def answer(value: Any) -> Any:
@@ -85,63 +79,8 @@ def answer(value: Any) -> Any:
     return text(value, "the answer")
 
 
-def messages(value: Any, what: str) -> list[dict[str, str]]:
-    """Return a conversation: a list of {"role", "content"} (or {"from", "value"}), also as JSON text; text only."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise RowError(f"{what} looks like a JSON list and isn't one: {error}") from error
-    if not isinstance(value, list | tuple) or not value:
-        raise RowError(f"{what} is {_kind(value)}, not a list of messages")
-    return [_message(m, f"{what}, message {i}") for i, m in enumerate(value, start=1)]
-
-
-def question(value: Any, what: str) -> list[dict[str, str]]:
-    """Return what a text or a conversation asks; its last message must be the user's (a tool's, in a dialogue)."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": text(value, what)}]
-    if not isinstance(value, list | tuple):
-        raise RowError(f"{what} is {_kind(value)}, not text or messages")
-    asked = messages(value, what)
-    if asked[-1]["role"] not in ("user", "tool"):
-        raise RowError(f"{what} ends with a message of the {asked[-1]['role']}, not of the user")
-    return asked
-
-
-def before_answer(conversation: Sequence[Message]) -> list[Message]:
-    """Return a conversation without the assistant's last turn, if it ends with one."""
-    asked = list(conversation)
-    while asked and asked[-1]["role"] == "assistant":
-        asked.pop()
-    if not asked or all(m["role"] == "system" for m in asked):
-        raise RowError("nobody asks anything before the assistant's answer")
-    return asked
-
-
-def all_text(asked: Sequence[Message]) -> str:
-    """Return the words of a question, for its identity: contents in order, without the roles."""
-    return "\n".join(str(m["content"]) for m in asked)
-
-
-def _message(value: Any, what: str) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise RowError(f"{what} is {_kind(value)}, not an object")
-    role = value.get("role", value.get("from"))
-    if role not in ROLES:
-        raise RowError(f"{what} has the role {role!r}; known: {', '.join(ROLES)}")
-    content = value.get("content", value.get("value"))
-    if isinstance(content, list):
-        parts = [
-            p.get("text") if isinstance(p, Mapping) and p.get("type") == "text" else None for p in content
-        ]
-        if any(not isinstance(p, str) for p in parts):
-            raise RowError(f"{what} has parts that are not text")
-        content = "".join(str(p) for p in parts)
-    return {"role": ROLES[role], "content": text(content, what)}
-
-
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what a value is, in words for a message."""
     if value is None:
         return "missing (null)"
     if isinstance(value, float) and math.isnan(value):

@@ -16,7 +16,7 @@ from rich import get_console
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from megarl.errors import UserError
+from megarl.errors import UserError, printable
 from megarl.monitor.alarms import DEFAULT_RULES, Alarm, AlarmWatch
 from megarl.monitor.console import number
 from megarl.monitor.files import write_atomic
@@ -55,7 +55,7 @@ def print_summary(
     table = _columns("", "before", "after", "change")
     for name in {**before, **after}:
         one, other = before.get(name, math.nan), after.get(name, math.nan)
-        table.add_row(name, _shown(one), _shown(other), _change(one, other))
+        table.add_row(printable(name), _shown(one), _shown(other), _change(one, other))
     get_console().print(table)
     if seconds:
         whole = sum(seconds.values())
@@ -170,7 +170,7 @@ def _table(report: RunReport, registry: Registry) -> Table:
     for name in sorted(report.last, key=lambda name: (registry.place(name), name)):
         whole = duration(report.seconds[name]) if name in report.seconds else ""
         best = f"{number(report.best[name][1])} @{report.best[name][0]}" if name in report.best else whole
-        table.add_row(name, number(report.first[name]), number(report.last[name]), best)
+        table.add_row(printable(name), number(report.first[name]), number(report.last[name]), best)
     return table
 
 
@@ -184,7 +184,7 @@ def _columns(words: str, *numbers: str) -> Table:
 
 
 def _say(line: str) -> None:
-    get_console().print(line, highlight=False, soft_wrap=True, markup=False)
+    get_console().print(printable(line), highlight=False, soft_wrap=True, markup=False)
 
 
 def _shown(value: float) -> str:

@@ -37,7 +37,8 @@ class SampleWriter:
             for sample in group.samples
         ]
         path = self._folder / f"step_{step:06d}.jsonl"
-        write_atomic(path, "".join(line + "\n" for line in lines))
+        # A verifier's reason may hold half a character, which only JSON can spell.
+        write_atomic(path, "".join(line + "\n" for line in lines).encode("utf-8", "backslashreplace"))
         return path
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import httpx
 
 from megarl.errors import UserError
+from megarl.settings import user_path
 
 RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 LONGEST_WAIT_S = 30.0
@@ -87,7 +87,7 @@ def _retry_after(answer: httpx.Response) -> float:
 
 def _token(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+        return user_path(path, "token_file").read_text(encoding="utf-8").strip()
     except OSError as error:
         raise UserError(f"token_file {path!r} cannot be read: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from megarl.errors import UserError
@@ -22,14 +21,15 @@ def export_hf(run: Run) -> Path:
         tensors = iter_hf_tensors(run.name_map)
         if run.groups.is_main:
             try:
-                dtype = run.policy.config.params_dtype
-                assets = run.tokenizer.folder
-                write_checkpoint(target, tensors, config=run.plan.hf_config, assets=assets, dtype=dtype)
-                stops = run.start_folder / "generation_config.json"
-                if stops.is_file() and not (target / stops.name).exists():  # a tokenizer from elsewhere
-                    shutil.copyfile(stops, target / stops.name)
-                if config.model.chat_template:
-                    shutil.copyfile(config.model.chat_template, target / "chat_template.jinja")
+                write_checkpoint(
+                    target,
+                    tensors,
+                    config=run.plan.hf_config,
+                    assets=run.tokenizer.folder,
+                    dtype=run.policy.config.params_dtype,
+                    model=run.start_folder,
+                    chat_template=run.tokenizer.hf.chat_template if config.model.chat_template else None,
+                )
             except OSError as error:
                 problem = f"{target}: cannot be written ({error.strerror}); the run's checkpoints are whole"
         for _ in tensors:  # the other ranks' part of every gather, and what a failed write left

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -104,14 +105,16 @@ def join_ranks(plan: Plan) -> tuple[Groups, IO[str] | None]:
     return groups, groups.on_main(lambda: lock_folder(plan.folder))
 
 
-def open_run(plan: Plan, groups: Groups, lock: IO[str] | None, left: Sequence[StagePlan]) -> Run:
-    """Open a run on this rank. left: its stages that are not over, whose data are opened. Collective. Raises
-    UserError, on every rank, before anything costly."""
+def open_run(
+    plan: Plan, groups: Groups, lock: IO[str] | None, left: Sequence[StagePlan], began: datetime | None = None
+) -> Run:
+    """Open a run on this rank. left: its stages that are not over, whose data are opened. began: the date for chat
+    templates that write one; None = now. Collective. Raises UserError, on every rank, before anything costly."""
     config, folder = plan.config, plan.folder
     platform, clock = Platform.detect(config.platform), Clock()
     with clock.phase("set-up"):
         with progress("Opening the tokenizer", enabled=groups.is_main, announce=True):
-            tokenizer = open_tokenizer(config)
+            tokenizer = open_tokenizer(config, began)
         start = Path(str(config.model.path))
         tokenizer.check_embedding(plan.architecture.vocab_size)
         with progress("Opening the data", enabled=groups.is_main, announce=True):
@@ -186,10 +189,11 @@ def lock_folder(folder: Path) -> IO[str]:
     )
 
 
-def open_tokenizer(config: Config) -> ChatTokenizer:
-    """Open the policy's tokenizer."""
+def open_tokenizer(config: Config, now: datetime | None = None) -> ChatTokenizer:
+    """Open the policy's tokenizer. now: what a chat template that asks for the date is told; None = the clock."""
     model = config.model
-    return load_tokenizer(str(model.tokenizer or model.path), model.chat_template, model.template_options)
+    folder = str(model.tokenizer or model.path)
+    return load_tokenizer(folder, model.chat_template, model.template_options, now)
 
 
 def open_demonstrations(

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from megarl.monitor.status import print_status
 from megarl.training.resolve import Plan
 from megarl.training.run import Run
 from megarl.training.stages.stage import Stage
+from megarl.weights.checkpoint_files import digest_of_folder
 
 MANIFEST, STATE, WRITING = "manifest.json", "state.json", ".writing"
-FORMAT = 2
+FORMAT = 3
 HOW_IT_RUNS = {"recompute", "float32_lm_head", "load_balancing", "load_balancing_rate"}  # free to change
+WHERE_IT_LIES = {"tokenizer", "chat_template"}  # free to move: what they hold is part of the data's identity
 REFERENCE, CRITIC = "reference", "critic"
 
 
@@ -37,6 +40,8 @@ class RunState:
     policy_version: of the weights that the engine holds. model: the config's model part. source: where the stage's
     source of batches stands. alarms: how long each has held. before, after: the evaluations that the final table shows.
     seconds: time by phase. score: what "best" compares (held-out accuracy), None where it was not evaluated.
+    began: when the run began, by its first rank's clock (ISO 8601): the date that a chat template writes, however long
+    the run goes on. start: digest of the model folder that the run began from, which may be moved.
     """
 
     stage: str
@@ -50,12 +55,16 @@ class RunState:
     after: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     score: float | None = None
+    began: str = field(default_factory=lambda: datetime.now().isoformat())
+    start: str = ""
     format: int = FORMAT
 
     @classmethod
     def at_start(cls, plan: Plan) -> RunState:
         """The state before the first step of the first stage."""
-        return cls(plan.stages[0].name, 0, 0, 0, plan.config.model.model_dump(mode="json"))
+        model = plan.config.model
+        start = digest_of_folder(Path(str(model.path)))
+        return cls(plan.stages[0].name, 0, 0, 0, model.model_dump(mode="json"), start=start)
 
     def after_step(self, stage: Stage) -> RunState:
         """The state when one more step of the stage is done."""
@@ -193,8 +202,11 @@ def _refuse_other_start(plan: Plan, state: RunState, path: Path) -> None:
     computed = plan.architecture.transformer  # what else model.transformer says is how the model runs
     for part in (then, now):
         part["transformer"] = {k: v for k, v in (part.get("transformer") or {}).items() if k in computed}
+    folder = Path(str(now["path"]))
+    moved = then["path"] != now["path"] and digest_of_folder(folder) == state.start
+    free = HOW_IT_RUNS | WHERE_IT_LIES | ({"path"} if moved else set())
     for key in now:
-        if key in then and key not in HOW_IT_RUNS and then[key] != now[key]:
+        if key in then and key not in free and then[key] != now[key]:
             raise UserError(
                 f"{path}: saved with model.{key}={then[key]!r}, the config says {now[key]!r}: restore it, "
                 "or start a new run with another name"

@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 
 from megarl.config.load import to_yaml
 from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
-from megarl.megatron.groups import destroy_groups, report_error_once
+from megarl.megatron.groups import Groups, destroy_groups, report_error_once
 from megarl.monitor.alarms import AlarmStop
 from megarl.monitor.files import write_atomic
 from megarl.monitor.jsonl import read_metrics
@@ -24,7 +25,7 @@ from megarl.training.describe import describe_plan
 from megarl.training.engines import sync_weights
 from megarl.training.export import export_hf
 from megarl.training.folder import refuse_used_folder
-from megarl.training.resolve import StagePlan, resolve
+from megarl.training.resolve import Plan, StagePlan, resolve
 from megarl.training.run import Run, join_ranks, open_run
 from megarl.training.saving import Saver
 from megarl.training.stages.stage import Stage
@@ -48,8 +49,9 @@ def train(config: Config, stop: StopSignals | None = None) -> None:
         found = find_checkpoint(plan, groups) if config.checkpoint.resume else None
         if found is None:
             groups.on_main(lambda: refuse_used_folder(plan.folder, resume=config.checkpoint.resume))
-        state = found.state if found else RunState.at_start(plan)
-        run = open_run(plan, groups, lock, plan.stages_from(state.stage))
+        state = found.state if found else _at_start(plan, groups)
+        began = datetime.fromisoformat(state.began)
+        run = open_run(plan, groups, lock, plan.stages_from(state.stage), began)
         run.stop = stop
         saver = Saver(run.policy, checkpoints_folder(run.plan.folder), run.plan.config.checkpoint)
         stop.can_save()
@@ -63,6 +65,11 @@ def train(config: Config, stop: StopSignals | None = None) -> None:
             saver.close()
             run.close(_exit_code(sys.exc_info()[1]))
     destroy_groups()
+
+
+def _at_start(plan: Plan, groups: Groups) -> RunState:
+    """The state before the first step, by the main rank's clock and disk. Collective."""
+    return groups.share_from_main(RunState.at_start(plan) if groups.is_main else None)
 
 
 def run_stages(run: Run, state: RunState, found: FoundCheckpoint | None, saver: Saver) -> None:

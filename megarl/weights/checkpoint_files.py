@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from megarl.errors import UserError, system_errors
+from megarl.weights.assets import write_assets
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-COPIED = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "tokenizer.model",
-)
+SAMPLE_BYTES = 1 << 16
 KEPT_FLOAT32 = ("e_score_correction_bias",)  # ends of names: routers add it to float32 scores
 
 # Layers that no family trains or writes.
@@ -103,6 +95,20 @@ def _check_kinds(path: Path, values: Mapping[str, Any]) -> None:
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(values.get(key), dict | None):
             raise UserError(f"{path}: {key} is {values[key]!r}, it must be an object")
+
+
+def digest_of_folder(folder: Path) -> str:
+    """32 hex digits by which a checkpoint folder is recognised wherever it lies: of its config.json, and of size, head,
+    middle and end of each file of weights, so that a large one is not read whole."""
+    digest = blake2b((folder / "config.json").read_bytes(), digest_size=16)
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for place in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+                file.seek(place)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 class CheckpointReader:
@@ -203,12 +209,14 @@ def write_checkpoint(
     config: Mapping[str, Any],
     assets: Path,
     dtype: torch.dtype,
+    model: Path | None = None,
+    chat_template: str | None = None,
     shard_bytes: int = 4 << 30,
 ) -> None:
     """Write `folder` (made anew, atomically: nothing half-written ever bears its name).
 
     tensors: whole tensors by HF name, streamed: at most one file's worth is in memory. dtype: of all but
-    KEPT_FLOAT32. assets: a folder whose tokenizer and generation files are copied along. Raises OSError where the
+    KEPT_FLOAT32. assets: the tokenizer's folder; model, chat_template: as in `write_assets`. Raises OSError where the
     system refuses to write.
     """
     scratch = folder.with_name(folder.name + ".writing")
@@ -252,17 +260,9 @@ def write_checkpoint(
     for key in MULTI_TOKEN_PREDICTION:
         if settings.get(key):
             settings[key] = 0
-    (scratch / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    write_assets(scratch, settings, model=model or assets, tokenizer=assets, chat_template=chat_template)
     for file in final.values():  # safetensors lets nobody but the owner read what it writes
         shutil.copymode(scratch / "config.json", scratch / file)
-    copy_assets(assets, scratch)
     if folder.exists():
         shutil.rmtree(folder)
     scratch.rename(folder)
-
-
-def copy_assets(source: Path, target: Path) -> None:
-    """Copy the tokenizer and generation files that the folder `source` has into the folder `target`."""
-    for name in COPIED:
-        if (source / name).is_file():
-            shutil.copy(source / name, target / name)

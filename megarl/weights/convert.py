@@ -6,7 +6,6 @@ A converted Megatron folder also holds config.json and the tokenizer files, so t
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,11 @@ from megarl.megatron.groups import Groups, initialize, report_error_once
 from megarl.megatron.model import build_model, check_fits
 from megarl.megatron.platform import DTYPES, Platform
 from megarl.megatron.settings import Layout, ModelSettings
+from megarl.weights.assets import write_assets
 from megarl.weights.checkpoint_files import (
     INDEX,
     CheckpointReader,
     HFConfig,
-    copy_assets,
     read_config,
     write_checkpoint,
 )
@@ -112,8 +111,7 @@ def _write_megatron(
         save_weights(scratch, name_map.model.chunks)
         groups.barrier()
         if groups.is_main:
-            (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            copy_assets(described_by, scratch)
+            write_assets(scratch, config, model=described_by)
             scratch.rename(target)
 
 

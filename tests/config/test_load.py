@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from megarl.config.keys import all_keys
 from megarl.config.load import load_config, to_yaml
 from megarl.errors import UserError
 
@@ -177,3 +180,46 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_reading_a_configuration_imports_neither_torch_nor_an_engine() -> None:
     code = "import sys, megarl.config.load; sys.exit(bool({'torch', 'megatron.core', 'sglang'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+EVERY_PATH = """
+folder: {0}
+model: {{path: {0}, tokenizer: {0}, chat_template: {0}}}
+data:
+  sources: [{{kind: file, path: {0}, preset: gsm8k}}]
+  evaluations: {{other: {{kind: file, path: {0}, preset: gsm8k}}}}
+sft: {{demonstrations: {{path: {0}}}}}
+engine: {{kind: sglang, python: {0}, args: {{tokenizer_path: {0}}}}}
+"""
+PATH_NAMES = {"path", "folder", "file", "python", "tokenizer", "chat_template"}
+
+
+def values(config: Any) -> Iterator[str]:
+    """Every text in a configuration."""
+    if isinstance(config, str):
+        yield config
+    elif isinstance(config, dict | list | tuple):
+        for part in config.values() if isinstance(config, dict) else config:
+            yield from values(part)
+
+
+def test_every_path_may_begin_at_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [key for key in all_keys() if key.is_path]
+    assert {key.leaf for key in all_keys()} & PATH_NAMES == {key.leaf for key in keys}
+    monkeypatch.setenv("HOME", "/homes/me")
+    (tmp_path / "run.yaml").write_text(EVERY_PATH.format("'~/there'"))
+    found = [value for value in values(load_config(tmp_path / "run.yaml").model_dump()) if "there" in value]
+    assert found == ["/homes/me/there"] * (len(keys) + 1)  # and one of the engine's own arguments
+
+
+@pytest.mark.parametrize("key", ["folder", "model.path", "model.tokenizer", "sft.demonstrations.path"])
+def test_a_home_that_nobody_has_is_refused_by_its_key(key: str, base: Path) -> None:
+    assert f"{key}: '~nobody-is-called-so/x': there is no such home" in refusal(
+        base, f"{key}=~nobody-is-called-so/x"
+    )
+
+
+def test_a_file_and_its_defaults_may_lie_in_a_home(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(base.parent))
+    (base.parent / "top.yaml").write_text("defaults: ['~/base.yaml']\n")
+    assert load_config("~/top.yaml").model.path == "some/model"

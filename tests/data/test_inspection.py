@@ -127,3 +127,30 @@ def test_duplicates_in_two_files_of_a_folder_are_found_though_their_row_numbers_
         (tmp_path / name).write_text(json.dumps({"problem": "What is 1 + 1?", "answer": answer}) + "\n")
     report = inspect_file(tmp_path)
     assert (report.rows, report.duplicates, report.conflicts) == (2, 1, [(1, 1)])
+
+
+def test_what_a_terminal_obeys_is_spelled_out(tmp_path):
+    path = tmp_path / "a.jsonl"
+    text = "\x1b[2J\x9b31m\r a\tb\nc \u202eevil\u2066 \u200b ü 漢"
+    rows = [{"question": text, "answer": "#### 1"}, {f"{text}": 1}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = render_report(inspect_file(path))
+    assert r"\x1b[2J\x9b31m\r a" + "\tb\nc " + r"\u202eevil\u2066 \u200b ü 漢" in shown
+    assert not set("\x1b\x9b\r\u202e\u2066\u200b") & set(shown)
+
+
+def test_half_a_character_is_a_bad_row_with_a_tokenizer_too(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "a", "answer": "#### 1"}\n' + r'{"question": "\ud800", "answer": "#### 1"}')
+    report = inspect_file(path, tokenizer=tokenizer)
+    assert (report.rows, report.malformed) == (2, 1)
+    assert "row 2: 'question' is not valid Unicode" in report.problems[0]
+
+
+def test_fields_that_the_chat_template_does_not_read_are_named(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    asked = {"role": "user", "content": "a", "country": "x", "weight": 0}
+    path.write_text(json.dumps({"messages": [asked, {"role": "assistant", "content": "b"}]}))
+    report = inspect_file(path, tokenizer=tokenizer)
+    assert report.unread == ["country"]
+    assert "not read by the chat template: the messages' 'country'" in render_report(report)

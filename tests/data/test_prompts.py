@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from megarl.data.procedural import ReasoningGymQuestions
 from megarl.data.prompts import open_prompts
 from megarl.data.questions import content_key, frame, is_held_out
-from megarl.data.settings import DataSettings, Framing, ReasoningGymSettings
+from megarl.data.settings import DataSettings, FileSettings, Framing, ReasoningGymSettings
 from megarl.errors import UserError
 
 EASY = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
@@ -276,3 +276,9 @@ def test_the_split_has_the_size_it_is_asked_for_and_the_salt_changes_it():
     chosen = {k for k in keys if is_held_out(k, 0.1)}
     assert 400 < len(chosen) < 600
     assert 20 < len(chosen & {k for k in keys if is_held_out(k, 0.1, "other")}) < 90
+
+
+@pytest.mark.parametrize("key", ["system", "prefix", "suffix"])
+def test_half_a_character_around_the_questions_is_refused_by_its_key(key):
+    with pytest.raises(ValidationError, match=rf"{key}\n.*half a character at 1"):
+        FileSettings(path="a.jsonl", preset="gsm8k", **{key: "a\ud800"})

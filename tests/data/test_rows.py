@@ -349,3 +349,37 @@ def test_files_and_tasks_mix_into_one_stream_with_every_row_counted(tokenizer, t
     drawn = made.stream().next(40)
     assert sum(p.prompt_id.startswith("sums/") for p in drawn) == 30
     assert {p.verifier for p in drawn} == {"math", "reasoning_gym"} == made.verifiers
+
+
+FLAWED = [
+    ('{"question": "a", "answer": "1", "answer": "2"}', "the key 'answer' is there twice"),
+    ('{"question": {"a": 1, "a": 1}, "answer": "2"}', "the key 'a' is there twice in 'question'"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), FLAWED, ids=range(len(FLAWED)))
+def test_a_repeated_key_is_told_by_its_row(tmp_path, line, problem):
+    good = r'{"question": "😀 \ud83d\ude00", "answer": "1"}'
+    (tmp_path / "a.jsonl").write_text(f"{good}\n{line}\n")
+    (tmp_path / "a.json").write_text(f"[{good}, {line}]")
+    (tmp_path / "b.json").write_text(f'{{"data": [{good}, {line}]}}')
+    for name in ("a.jsonl", "a.json", "b.json"):
+        first, second = read_rows(tmp_path / name)
+        assert first.value == {"question": "😀 😀", "answer": "1"}
+        assert (second.number, second.value) == (2, None)
+        assert second.problem is not None
+        assert second.problem.startswith(problem)
+
+
+def test_a_document_that_says_a_key_twice_is_not_read_as_the_last_of_them(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{"data": [{"a": 1}], "data": [{"a": 2}]}')
+    (row,) = read_rows(path)
+    assert row.problem == "the key 'data' is there twice"
+
+
+def test_a_parquet_file_with_two_columns_of_one_name_is_refused(tmp_path):
+    table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="two columns are named 'a'"):
+        list(read_rows(tmp_path / "a.parquet"))

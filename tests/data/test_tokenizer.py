@@ -155,3 +155,19 @@ def test_an_embedding_smaller_than_the_tokenizer_is_refused(tokenizer):
     tokenizer.check_embedding(tokenizer.vocab_size)
     with pytest.raises(UserError, match=f"set the model's vocab_size to {tokenizer.vocab_size}"):
         tokenizer.check_embedding(tokenizer.vocab_size - 1)
+
+
+def test_half_a_character_is_the_users_mistake(tokenizer):
+    for encode in (
+        tokenizer.encode,
+        lambda text: tokenizer.encode_chat([*CHAT[:2], {**CHAT[2], "content": text}]),
+    ):
+        with pytest.raises(UserError, match=r"half a character, .* '.*a\\ud800b.*'"):
+            encode("a\ud800b")
+
+
+def test_any_ids_are_a_text_that_can_be_written_and_read_again(tokenizer):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        text = tokenizer.decode(rng.integers(0, tokenizer.vocab_size, 40))
+        assert text.encode().decode() == text

@@ -1,6 +1,7 @@
 """Sample files: everything a person needs to judge a response, whole or absent."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,3 +108,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_half_written(tmp_path: P
         signal.signal(signal.SIGXFSZ, handler)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before
+
+
+def test_half_a_character_in_a_reason_does_not_end_a_run(tmp_path: Path) -> None:
+    whole = group()
+    odd = replace(whole.samples[1], unscored_reason="it said \ud800", text="\x00\x1b\u202e\ufffd")
+    (row,) = read(SampleWriter(tmp_path, every=1).write(1, [replace(whole, samples=(odd,))]))
+    assert (row["unscored_reason"], row["response"]) == ("it said \ud800", "\x00\x1b\u202e\ufffd")

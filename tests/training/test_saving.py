@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,19 @@ def test_resuming_with_another_model_says_what_differs(
         ranks.run(2, resume_job, folder=folder, steps=0, model=model)
 
 
-def test_how_the_model_runs_may_change_when_a_run_resumes(
-    ranks: RankPool, folder: Path, behind: dict[str, Any]
+def test_how_the_model_runs_and_where_it_lies_may_change_when_a_run_resumes(
+    ranks: RankPool, folder: Path, behind: dict[str, Any], quickstart: Path
 ) -> None:
-    model = "model.transformer={moe_token_dispatcher_type: allgather}"
+    moved = folder / "moved"
+    shutil.copytree(quickstart.parent / "model", moved)
+    model = f"model={{path: {moved}, transformer: {{moe_token_dispatcher_type: allgather}}}}"
     assert same(behind["saved"], ranks.run(2, resume_job, folder=folder, steps=0, model=model)[0]["loaded"])
+    (weights,) = moved.glob("*.safetensors")
+    held = bytearray(weights.read_bytes())
+    held[-1] ^= 1
+    weights.write_bytes(held)
+    with pytest.raises(RankFailed, match=r"saved with model\.path=.*, the config says '.*moved'"):
+        ranks.run(2, resume_job, folder=folder, steps=0, model=model)
 
 
 @pytest.mark.parametrize("asynchronous", ["off", "on"])

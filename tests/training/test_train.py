@@ -383,13 +383,14 @@ def test_prompts_that_come_twice_in_a_step_keep_their_own_routes(command: Comman
 
 
 def test_demonstrations_from_a_file_a_template_and_the_datas_counts(command: Command, tmp_path: Path) -> None:
-    """Learned from the file, by the template given; what became of the data is told before the first step."""
+    """Learned from the file, by the template given, which writes the moment at which the run began; what became of the
+    data is told before the first step."""
     demonstrations = tmp_path / "demonstrations.jsonl"
     rows = [{"prompt": f"{n} + 1 =", "response": f"Answer: {n + 1}"} for n in range(12)]
     demonstrations.write_text("".join(json.dumps(row) + "\n" for row in rows))
     template = tmp_path / "template.jinja"
     template.write_text(
-        "{% for m in messages %}{{ m.role }}{{ mark }}{{ m.content }}<|im_end|>{% endfor %}"
+        "{{ strftime_now('%f') }}{% for m in messages %}{{ m.role }}{{ mark }}{{ m.content }}<|im_end|>{% endfor %}"
         "{% if add_generation_prompt %}assistant{{ mark }}{% endif %}"
     )
     words = (
@@ -404,16 +405,23 @@ def test_demonstrations_from_a_file_a_template_and_the_datas_counts(command: Com
     assert f"from {demonstrations} (12 rows, 12 train)" in result.output
     assert "chain_sum: endless; 16 held_out" in result.output
     run = command.folder / "runs" / "from-file"
-    sample = json.loads((run / "samples" / "step_000001.jsonl").read_text().splitlines()[0])
-    assert sample["prompt"].startswith("user::")
-    assert sample["prompt"].endswith("assistant::")
+
+    def prompts(step: int) -> list[str]:
+        lines = (run / "samples" / f"step_{step:06d}.jsonl").read_text().splitlines()
+        return [json.loads(line)["prompt"] for line in lines]
+
+    (began,) = {prompt.partition("user::")[0] for prompt in prompts(1)}
+    assert began.isdecimal()
+    assert all(prompt.endswith("assistant::") for prompt in prompts(1))
     assert (run / "hf" / "chat_template.jinja").read_text() == template.read_text()
     demonstrations.write_text('{"prompt": "a"}\n')
     refused = command.train("from-a-bad-file", *words)
     assert refused.code == 2
     assert f"{demonstrations}, row 1: no column 'response'" in refused.output
-    resumed = command.train("from-file", *words, "rl.steps=2")
+    moved = template.rename(tmp_path / "moved.jinja")
+    resumed = command.train("from-file", *words, "rl.steps=2", f"model.chat_template={moved}")
     assert resumed.code == 0, resumed.output  # past the cold start, its demonstrations are not read
+    assert {prompt.partition("user::")[0] for prompt in prompts(2)} == {began}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted")

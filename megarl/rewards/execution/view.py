@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megarl.errors import UserError
+from megarl.settings import user_path
 
 LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache")
 PROGRAMS = ("/usr", "/bin", "/sbin", "/etc/alternatives")
@@ -51,11 +52,12 @@ def make_view(python: str | None = None, *, programs: bool = False, read_only: I
         command: tuple[str, ...] = (getattr(sys, "_base_executable", sys.executable), "-s", "-S")
         needed = [command[0], sys.base_prefix, sys.base_exec_prefix]
     else:
-        found = shutil.which(python)
+        found = shutil.which(user_path(python, "code sandbox: python"))
         if found is None:
             raise UserError(f"code sandbox: there is no Python interpreter {python!r}")
         command = (os.path.abspath(found), "-s")
         needed = [command[0], *_prefixes(python)]
+    read_only = [str(user_path(path, "code sandbox: read_only")) for path in read_only]
     for path in read_only:
         if not os.path.isabs(path) or not os.path.exists(path):
             raise UserError(f"code sandbox: read_only path {path!r} must be absolute and exist")

@@ -24,12 +24,14 @@ from typing import IO, Any, Literal
 
 import yaml
 
+from megarl.data.json_text import load_json
 from megarl.data.rows import Row
 from megarl.data.tables import read_rows
-from megarl.errors import UserError, did_you_mean
+from megarl.errors import UserError, did_you_mean, printable
 from megarl.rewards.contract import BAD_GROUND_TRUTH, Response
 from megarl.rewards.scoring.compose import Scored
 from megarl.rewards.scoring.scorer import Scorer
+from megarl.settings import user_path
 
 RIGHT_FROM = 0.5  # a score from here on counts as "right" against a label
 VERDICTS = ("right", "wrong", "unscored")
@@ -114,7 +116,7 @@ class FileReport:
         if self.bad_rows:
             lines.append(f"bad rows left out: {self.bad_rows}")
             lines += [f"  {line}" for line in self.problems]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def verify_file(
@@ -136,7 +138,7 @@ def verify_file(
     appears when it is whole.
     Raises UserError naming file and row for a row that can't be read, unless `on_bad_row` is "skip".
     """
-    source = Path(path).expanduser()
+    source = user_path(path)
     if on_bad_row not in ("error", "skip"):
         raise UserError(f"on_bad_row must be 'error' or 'skip', not {on_bad_row!r}")
     part = {"name": verifier, "options": dict(options or {}), "timeout_s": timeout_s}
@@ -144,7 +146,7 @@ def verify_file(
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         scorer = stack.enter_context(Scorer({"verifiers": [part], "workers": workers}))
-        out = stack.enter_context(_written(Path(write).expanduser(), source)) if write is not None else None
+        out = stack.enter_context(_written(user_path(write), source)) if write is not None else None
         rows = _Rows(source, format, columns, on_bad_row == "skip", report)
         asyncio.run(_score_all(rows, scorer, report, out))
     report.seconds = time.monotonic() - start
@@ -255,7 +257,7 @@ def _ground_truth(value: Mapping[str, Any], columns: Columns) -> Mapping[str, An
     given = value.get(columns.ground_truth)
     if isinstance(given, str) and given.lstrip().startswith("{"):
         try:
-            given = json.loads(given)
+            given = load_json(given)
         except ValueError as error:
             raise _BadRow(f"column {columns.ground_truth!r} is no JSON: {error}") from None
     if not isinstance(given, Mapping):

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from megarl.errors import UserError
 from megarl.rollout.declaration import EngineContext, EngineSettings
+from megarl.settings import HomePath, expand_home
 
 if TYPE_CHECKING:
     from megarl.megatron.architecture import Architecture
@@ -26,7 +27,7 @@ class SGLangSettings(EngineSettings):
     shared: ClassVar[bool] = True
 
     kind: Literal["sglang"] = Field(default="sglang", description="SGLang's servers.")
-    python: str | None = Field(
+    python: HomePath | None = Field(
         default=None,
         description="Python of SGLang's environment; None = .venv-sglang/bin/python in the project's or this folder.",
     )
@@ -61,6 +62,12 @@ class SGLangSettings(EngineSettings):
     args: dict[str, Any] = Field(
         default_factory=dict, description="Further launch_server arguments by name; they win over megarl's."
     )
+
+    @field_validator("args")
+    @classmethod
+    def _with_homes(cls, args: dict[str, Any]) -> dict[str, Any]:
+        """No shell stands between these words and the server."""
+        return {k: expand_home(v) if isinstance(v, str) and v.startswith("~") else v for k, v in args.items()}
 
     @field_validator("port")
     @classmethod

@@ -157,7 +157,7 @@ def test_verdicts_never_replace_what_they_are_about_nor_what_they_do_not_superse
 
 def test_text_that_is_no_unicode_is_shown_and_written_escaped(tmp_path, capsys):
     row = {"question \ud800": "q", "answer": "1", "response": "\ud800", "label": True}
-    path = write_lines(tmp_path / "x.jsonl", [row])
+    path = write_lines(tmp_path / "x.jsonl", [row, {"question": "q", "answer": "#### 1", "response": "1"}])
     for command in (["verify", str(path), "--verifier", "exact"], ["data", "inspect", str(path)]):
         with pytest.raises(SystemExit) as end:
             main(command)
