@@ -228,8 +228,6 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
     Adaptation("tensor_parallel.utils", _DEVICE),
     Adaptation("transformer.transformer_layer", _DEVICE),
     Adaptation("transformer.moe.router", _DEVICE),
-    Adaptation("transformer.moe.experts", _DEVICE),
-    Adaptation("transformer.moe.moe_utils", 'device="cuda"'),
     Adaptation("transformer.moe.token_dispatcher", "torch.cuda.Stream()"),
     Adaptation(
         "transformer.moe.token_dispatcher",
