@@ -17,7 +17,8 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-PER_TOKEN = "calculate_per_token_loss"  # of a router
+from megarl.megatron.versions import router_switch
+
 GLOBAL = "global_aux_loss"
 
 
@@ -25,15 +26,11 @@ def take_over(chunks: Sequence[torch.nn.Module], replicas: int) -> bool:
     """Make auxiliary losses independent of the layout; returns whether the model has any. Once a model.
 
     A loss over the tokens of all replicas comes out of megatron-core as small as if it were divided by their number.
-    Raises RuntimeError for a megatron-core whose routers have no such switch.
+    Raises RuntimeError for a megatron-core whose routers cannot be told.
     """
     routers = [module for chunk in chunks for module in chunk.modules() if isinstance(module, TopKRouter)]
     for router in routers:
-        if not hasattr(router, PER_TOKEN):
-            raise RuntimeError(
-                f"megatron-core's TopKRouter has no {PER_TOKEN}: megarl does not know this version"
-            )
-        setattr(router, PER_TOKEN, False)
+        setattr(router, router_switch(router), False)
     config: Any = chunks[0].config
     kinds, coefficients = config.moe_router_load_balancing_type, config.moe_aux_loss_coeff
     if isinstance(kinds, str):
