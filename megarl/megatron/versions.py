@@ -59,7 +59,7 @@ def require_triton(core: Path | None = None) -> None:
         core = Path(spec.origin).parent
     if imports_triton(core):
         raise UserError(
-            f"megatron-core {installed()} imports triton, which is not installed (torch's CPU build does not bring it): "
+            f"megatron-core {installed()} imports triton, which is not installed (CPU builds of torch lack it): "
             "pip install triton (no GPU is needed to import it), or go back to a megatron-core that does without it: "
             "pip install megatron-core==0.16.1"
         )
