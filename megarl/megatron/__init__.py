@@ -5,6 +5,8 @@ import sys
 import types
 import warnings
 
+from megarl.megatron import versions
+
 # megarl chooses the parts itself (`platform.py`); what megatron-core misses at import, and what it uses that torch
 # will rename one day, is no news to the user.
 for _message in (
@@ -12,6 +14,7 @@ for _message in (
     r".*torch\.distributed\.\w+.* is deprecated.*",
     r"full scope is deprecated.*",
     r"The \.grad attribute of a Tensor that is not a leaf.*",
+    ".*is experimental and still under active development.*",
 ):
     warnings.filterwarnings("ignore", message=_message)
 
@@ -34,3 +37,4 @@ def _without_compiler() -> types.ModuleType:
 
 if importlib.util.find_spec("transformer_engine") is None:
     sys.modules.setdefault("megatron.core.jit", _without_compiler())
+versions.require_triton()

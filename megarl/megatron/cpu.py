@@ -15,11 +15,13 @@ import contextlib
 import importlib
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from megarl.megatron import versions
 
 CPU = torch.device("cpu")
 
@@ -50,12 +52,27 @@ class Adaptation:
             return f"megatron.core.{self.module}: {error}"
         if self.because not in source:
             return f"megatron.core.{self.module} no longer contains {self.because!r}"
-        if self.name is not None and not hasattr(self.load(), self.name):
+        if self.name is None:
+            return None
+        if not hasattr(self.load(), self.name):
             return f"megatron.core.{self.module} no longer has {self.name}"
+        if not callable(self.replacement):
+            return None
+        given = inspect.signature(getattr(self.load(), self.name)).parameters
+        known = inspect.signature(self.replacement).parameters
+        if new := [name for name, parameter in given.items() if not _takes(known, parameter)]:
+            return (
+                f"megatron.core.{self.module}.{self.name} has parameters that megarl's does not know: {new}"
+            )
         return None
 
     def apply(self, view: types.ModuleType) -> None:
         setattr(self.load(), self.name or "torch", self.replacement if self.name else view)
+
+
+def _takes(known: Mapping[str, inspect.Parameter], given: inspect.Parameter) -> bool:
+    kinds = {parameter.kind for parameter in known.values()}
+    return given.name in known or {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL} <= kinds
 
 
 # -- The CPU view of torch ---------------------------------------------------------------------------------------
@@ -228,8 +245,6 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
     Adaptation("tensor_parallel.utils", _DEVICE),
     Adaptation("transformer.transformer_layer", _DEVICE),
     Adaptation("transformer.moe.router", _DEVICE),
-    Adaptation("transformer.moe.experts", _DEVICE),
-    Adaptation("transformer.moe.moe_utils", 'device="cuda"'),
     Adaptation("transformer.moe.token_dispatcher", "torch.cuda.Stream()"),
     Adaptation(
         "transformer.moe.token_dispatcher",
@@ -263,14 +278,10 @@ def check() -> list[str]:
 def adapt() -> None:
     """Apply every adaptation to this process. Idempotent. Call before a model is built.
 
-    Raises RuntimeError that lists each place where the installed megatron-core has moved on.
+    Raises RuntimeError that lists each place where the installed megatron-core has moved on, and what to install.
     """
     if problems := check():
-        from megatron.core import __version__
-
-        raise RuntimeError(
-            f"megarl's CPU adaptations do not fit megatron-core {__version__}:\n  " + "\n  ".join(problems)
-        )
+        raise versions.unknown(problems)
     view = _cpu_torch()
     for adaptation in ADAPTATIONS:
         adaptation.apply(view)

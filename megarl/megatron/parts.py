@@ -21,12 +21,13 @@ class RMSNormOverHeads(torch.nn.Module):
     a rank a few. megatron-core norms each head by itself.
 
     Every rank holds the whole weight and uses its heads' part: megatron-core sums the gradients of whatever is named
-    q_layernorm or k_layernorm over the tensor-parallel ranks (`finalize_model_grads`).
+    q_layernorm or k_layernorm over the tensor-parallel ranks (`finalize_model_grads`). With more ranks than key heads,
+    several neighbours hold the same head.
     """
 
     def __init__(self, config: Any, hidden_size: int, heads: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__()
-        self.eps, self.ranks = eps, config.tensor_model_parallel_size
+        self.eps, self.ranks, self.heads = eps, config.tensor_model_parallel_size, heads
         self.weight = torch.nn.Parameter(torch.ones(heads * hidden_size, dtype=config.params_dtype))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,9 +35,13 @@ class RMSNormOverHeads(torch.nn.Module):
         flat, weight = x.flatten(-2).float(), self.weight
         squares = flat.square().sum(-1, keepdim=True)
         if self.ranks > 1:
-            weight = weight.chunk(self.ranks)[parallel_state.get_tensor_model_parallel_rank()]
+            holders = x.shape[-2] * self.ranks // self.heads  # ranks that hold the same head
+            weight = weight.chunk(self.ranks // holders)[
+                parallel_state.get_tensor_model_parallel_rank() // holders
+            ]
             # summed in both directions: every rank's output depends on every rank's squares
-            squares = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(squares))
+            squares = reduce_from_tensor_model_parallel_region(squares / holders)
+            squares = copy_to_tensor_model_parallel_region(squares)
         normed = flat * torch.rsqrt(squares / len(self.weight) + self.eps)
         return (weight * normed.to(x.dtype)).view_as(x)
 

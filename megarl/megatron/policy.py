@@ -26,9 +26,9 @@ from megatron.core.distributed import (
 from megatron.core.models.gpt import GPTModel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, clear_aux_losses_tracker
 from torch import Tensor
 
+from megarl.megatron import auxiliary
 from megarl.megatron.groups import Groups
 from megarl.megatron.logprobs import vocabulary_logprobs
 from megarl.megatron.model import Architecture, build_model, head_weight, vocabulary_shard
@@ -62,11 +62,6 @@ class StepResult:
 def _finalize_without_dividing(model: list[torch.nn.Module], num_tokens: Any = None, **kwargs: Any) -> None:
     """megatron-core would divide the gradients by the token count; here the weights are in the loss already."""
     finalize_model_grads(model, None, **kwargs)
-
-
-def _scale_auxiliary_losses(scale: Tensor, gradient: Tensor) -> None:
-    """Before the backward pass of a model chunk."""
-    MoEAuxLossAutoScaler.set_loss_scale(scale)
 
 
 class Policy:
@@ -106,6 +101,7 @@ class Policy:
             for number, chunk in enumerate(chunks)
         ]
         self.config = chunks[0].config
+        self._auxiliary = auxiliary.take_over(chunks, groups.replica_count)
         recomputed = self.config.recompute_granularity == "full" or (
             self.config.recompute_granularity == "selective"
             and "moe" in (self.config.recompute_modules or ())
@@ -246,13 +242,14 @@ class Policy:
         forward_only: bool,
     ) -> list[Any]:
         sizes = self.shards.least_sizes(micro_batches)
-        balance = None if forward_only else self._balance_scale(micro_batches, sizes)
+        auxiliary_losses = self._auxiliary and not forward_only
+        shares = self._shares_of_tokens(micro_batches, sizes) if auxiliary_losses else [None] * len(sizes)
 
-        def sized() -> Iterator[tuple[MicroBatch, int]]:
-            yield from zip(micro_batches, sizes, strict=True)
+        def sized() -> Iterator[tuple[MicroBatch, int, Tensor | None]]:
+            yield from zip(micro_batches, sizes, shares, strict=True)
 
-        def forward_step(iterator: Iterator[tuple[MicroBatch, int]], model: Any) -> tuple[Tensor, Any]:
-            micro_batch, size = next(iterator)
+        def forward_step(iterator: Any, model: Any) -> tuple[Tensor, Any]:
+            micro_batch, size, share = next(iterator)
             micro_batch = self._on_device(micro_batch)
             sharding = self.shards.sharding(micro_batch, at_least=size)
             if self.replay is not None:
@@ -267,8 +264,8 @@ class Policy:
                 packed_seq_params=self.shards.attention_input(sharding),
             )
 
-            if balance is not None:
-                output.register_hook(partial(_scale_auxiliary_losses, balance))
+            if share is not None:
+                auxiliary.scale_before_backward(output, share)
 
             def loss_of(hidden: Tensor) -> tuple[Tensor, Tensor, Any]:
                 vectors = self._head(model, hidden, micro_batch, sharding, temperature)
@@ -287,18 +284,13 @@ class Policy:
             forward_only=forward_only,
         )
 
-    def _balance_scale(self, micro_batches: Sequence[MicroBatch], sizes: Sequence[int]) -> Tensor | None:
-        """Give the factor that makes up for a division that never comes: megatron-core multiplies an auxiliary loss by
-        a rank's tokens and means to divide the gradient by all tokens afterwards, which `_finalize_without_dividing`
-        does not. None without such losses."""
-        coefficient = self.config.moe_aux_loss_coeff
-        used = any(coefficient) if isinstance(coefficient, list) else bool(coefficient)
-        if not self.architecture.num_experts or not (used or self.config.moe_z_loss_coeff):
-            return None
-        clear_aux_losses_tracker()
-        own = sum(len(self.shards.sharding(m, n).source) for m, n in zip(micro_batches, sizes, strict=True))
-        tokens = torch.tensor(own / self.layout.tensor / self.layout.context, device=self.platform.device)
-        return 1 / self.groups.sum_over_replicas(tokens)
+    def _shares_of_tokens(
+        self, micro_batches: Sequence[MicroBatch], sizes: Sequence[int]
+    ) -> Sequence[Tensor]:
+        """Each micro-batch's share of the padded tokens of all micro-batches of all replicas. Collective."""
+        own = [len(self.shards.sharding(m, n).source) for m, n in zip(micro_batches, sizes, strict=True)]
+        tokens = torch.tensor(own, dtype=torch.float32, device=self.platform.device)
+        return (tokens / self.groups.sum_over_replicas(tokens.sum())).unbind()
 
     def _on_device(self, micro_batch: MicroBatch) -> MicroBatch:
         names = ("token_ids", "position_ids", "labels", "mask", "cu_seqlens")

@@ -401,15 +401,41 @@ def replay_job(
     }
 
 
-def balance_job(checkpoint: Path, layout: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """The gradient of the load-balancing loss alone, on one micro-batch."""
-    policy, name_map = build(checkpoint, layout, distributed_optimizer=False, **options)
-    policy.set_optimizer(STILL)
-    sequences = [s for s in make_samples(9, policy.architecture.vocab_size) if s.tokens % 4 == 0]
-    micro_batches = make_micro_batches(sequences, 10_000)
-    policy.step(micro_batches, lambda micro_batch, logprobs, entropies: (0.0 * logprobs.sum(), None))
-    gradients = dict(iter_hf_tensors(name_map, lambda parameter: parameter.main_grad))
-    return {name: gradient for name, gradient in gradients.items() if "mlp.gate." in name}
+def balance_batches(vocabulary: int) -> list[list[Sample]]:
+    """Two micro-batches, of sequences that no layout pads."""
+    rng = np.random.default_rng(3)
+
+    def sample(name: str, tokens: int) -> Sample:
+        prompt = Prompt(name, rng.integers(0, vocabulary, 5), "", "exact", {})
+        response = rng.integers(0, vocabulary, tokens - 5)
+        spans = (WeightSpan(0, 0, len(response)),)
+        mask = np.ones(len(response), bool)
+        return Sample(prompt, name, response, np.zeros(len(response)), mask, "stop", spans)
+
+    return [[sample("a", 16), sample("b", 40)], [sample("c", 24)]]
+
+
+def balance_job(
+    checkpoint: Path, layout: dict[str, Any], losses: dict[str, dict[str, Any]], recompute: str = "none"
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The gradient of each auxiliary loss alone. losses: its ModelSettings by name."""
+    ranks, found = join(layout), {}
+    for name, options in losses.items():
+        policy, name_map = build(
+            checkpoint, layout, ranks, distributed_optimizer=False, recompute=recompute, **options
+        )
+        policy.set_optimizer(STILL)
+        batches = [
+            make_micro_batches(samples, 1000)[0]
+            for samples in balance_batches(policy.architecture.vocab_size)
+        ]
+        if "global" not in name:  # which looks at what the replicas do at the same time: they do the same
+            batches = batches[ranks.replica_index :: ranks.replica_count]
+        for _ in range(2):  # nothing is left of the step before
+            policy.step(batches, lambda micro_batch, logprobs, entropies: (0.0 * logprobs.sum(), None))
+        gradients = iter_hf_tensors(name_map, lambda parameter: parameter.main_grad)
+        found[name] = {tensor: gradient.clone() for tensor, gradient in gradients}
+    return found
 
 
 def bias_job(checkpoint: Path, folder: Path) -> dict[str, Any]:

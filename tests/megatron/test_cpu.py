@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megarl.megatron import cpu
+from megarl.megatron.versions import SUPPORTED
 
 
 def test_every_adapted_place_is_there_in_the_installed_version() -> None:
@@ -21,6 +22,8 @@ def test_a_place_that_moved_is_named(adaptation: cpu.Adaptation, monkeypatch: py
     ]
     if adaptation.name:
         moved.append(replace(adaptation, name="a_function_that_is_gone"))
+    if callable(adaptation.replacement):
+        moved.append(replace(adaptation, replacement=lambda: None))  # it takes other parameters
     for changed in moved:
         problem = changed.problem()
         assert problem is not None
@@ -29,3 +32,4 @@ def test_a_place_that_moved_is_named(adaptation: cpu.Adaptation, monkeypatch: py
     with pytest.raises(RuntimeError, match="do not fit megatron-core") as refusal:
         cpu.adapt()
     assert str(refusal.value).count("\n  ") == len(moved)
+    assert f"pip install '{SUPPORTED}'" in str(refusal.value)

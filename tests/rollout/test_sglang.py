@@ -215,13 +215,18 @@ def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved_and_pauses_in_
 
 @pytest.mark.slow
 def test_each_rank_of_a_tensor_parallel_server_is_proved(tmp_path: Path) -> None:
-    model = tiny_qwen3_moe(tmp_path / "model", moe_intermediate_size=64)
+    """There is one key-value head for two ranks, which a CPU server pads."""
+    shape = {"moe_intermediate_size": 64, "num_key_value_heads": 1}
+    model = tiny_qwen3_moe(tmp_path / "model", **shape)
     engine = make_sglang(model, tmp_path, tensor_parallel=2)
     try:
         engine.start()
-        weights = checkpoint_weights(tiny_qwen3_moe(tmp_path / "new", moe_intermediate_size=64, seed=1))
-        intended = engine.update_weights(weights.items(), 1)
+        newer = tiny_qwen3_moe(tmp_path / "new", seed=1, **shape)
+        intended = engine.update_weights(checkpoint_weights(newer).items(), 1)
         assert {name.partition("@")[2] for name in intended} == {"tp0", "tp1"}
         assert engine.fingerprint() == intended
+        request = make_request("r", 20)
+        result = generate(engine, request)["r"]
+        np.testing.assert_allclose(result.logprobs, Reference(newer).logprobs(request, result), atol=CLOSE)
     finally:
         engine.close()

@@ -26,7 +26,7 @@ from megarl.rollout.sglang.process import free_port
 from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.transports import make_buckets
 from megarl.rollout.sglang.wire import decode_result, encode_request
-from tests.models import MOE_SHAPE, SHAPE, tiny_qwen3_moe
+from tests.models import MOE_SHAPE, SHAPE, tiny_qwen3, tiny_qwen3_moe
 from tests.rollout.reference import checkpoint_weights
 from tests.rollout.scripted import context_of
 
@@ -205,6 +205,22 @@ def test_every_tensor_parallel_rank_holds_its_shard(tmp_path: Path) -> None:
     assert held["lm_head.weight@tp2"] == sha256_hash(padded[160:240])
     with pytest.raises(UserError, match="tensor_parallel=4 on a CPU"):
         FusedLayout.of(tmp_path, tp_size=4, device="cpu")
+
+
+def test_on_a_cpu_ranks_beyond_the_key_heads_hold_zeros(tmp_path: Path) -> None:
+    weights = checkpoint_weights(tiny_qwen3(tmp_path, num_key_value_heads=1))
+    held = digests(weights, FusedLayout.of(tmp_path, tp_size=2, device="cpu"))
+    attention = "model.layers.0.self_attn."
+    q, k, v, o = (weights[f"{attention}{part}_proj.weight"] for part in "qkvo")
+    # One key-value head and its four query heads, and as many of zeros: all that is real is the first rank's.
+    real = torch.cat([q, k, v])
+    assert held[f"{attention}qkv_proj.weight@tp0"] == sha256_hash(real)
+    assert held[f"{attention}qkv_proj.weight@tp1"] == sha256_hash(torch.zeros_like(real))
+    assert held[f"{attention}o_proj.weight@tp0"] == sha256_hash(o)
+    assert held[f"{attention}o_proj.weight@tp1"] == sha256_hash(torch.zeros_like(o))
+    assert held["model.layers.0.mlp.down_proj.weight@tp1"] == sha256_hash(
+        weights["model.layers.0.mlp.down_proj.weight"][:, 64:]
+    )
 
 
 FAMILY_FIELDS = {

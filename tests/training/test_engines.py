@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.models import tiny_qwen3_moe
 from tests.ranks import RankPool
 from tests.training.engine_jobs import connect_job, share_job, sync_job
 
@@ -41,16 +42,34 @@ def test_every_rank_goes_through_the_weights_and_owners_give_them_to_their_engin
     assert [found["calls"] for found in (*own, *shared)] == [synced, synced, synced, []]
 
 
+@pytest.mark.parametrize(
+    ("dense", "virtual", "layers", "columns"),
+    [
+        ([1], None, ([0], [2, 3]), ([0], [1, 2])),
+        ([0], None, ([1], [2, 3]), ([0], [1, 2])),
+        ([0], 2, ([2], [1, 3]), ([1], [0, 2])),  # chunks in turns: layers 0 and 2, 1 and 3
+        ([0, 1], None, ([], [2, 3]), ([], [0, 1])),
+        ([0, 1], 2, ([2], [3]), ([0], [1])),
+    ],
+)
 def test_routes_reach_the_ranks_that_compute_their_layers_and_no_others(
-    ranks: RankPool, moe_checkpoint: Path
+    dense: list[int],
+    virtual: int | None,
+    layers: tuple[list[int], list[int]],
+    columns: tuple[list[int], list[int]],
+    ranks: RankPool,
+    tmp_path: Path,
 ) -> None:
-    """Two pipeline stages; the second of four layers is dense."""
-    leader, other = ranks.run(2, share_job, checkpoint=moe_checkpoint, layout={"pipeline": 2})
-    assert (leader["layers"], other["layers"]) == ([0], [2, 3])
+    """Two pipeline stages of a model of four layers. dense: those without experts, which have no column in a trace."""
+    checkpoint = tiny_qwen3_moe(tmp_path, num_hidden_layers=4, mlp_only_layers=dense)
+    layout = {"pipeline": 2, "virtual_pipeline": virtual}
+    leader, other = ranks.run(2, share_job, checkpoint=checkpoint, layout=layout)
+    assert (leader["layers"], other["layers"]) == layers
     assert leader["samples"] == other["samples"]
     assert all(routes is None for _, _, routes in leader["samples"])
+    assert leader["sent"]
     for name, experts in leader["sent"].items():
-        np.testing.assert_array_equal(leader["kept"][name], experts[:, :1])
-        np.testing.assert_array_equal(other["kept"][name], experts[:, 1:])
+        for found, own in zip((leader, other), columns, strict=True):
+            np.testing.assert_array_equal(found["kept"][name], experts[:, own])
     for found in (leader, other):
         assert found["told"] == "sample 'p/0#0.0.0': the engine returned no routes"

@@ -21,6 +21,13 @@ GRADIENTS = 1e-4  # relative in norm, for each tensor
 
 ALL = tuple(FAMILIES)
 MOE = tuple(name for name, tiny in FAMILIES.items() if tiny.moe)
+FEW_KEYS = (
+    "qwen3",
+    "qwen2.5-one-kv-head",
+    "qwen2-moe",
+    "olmoe",
+    "glm-4.5",
+)  # fewer key heads than four ranks
 LATENT = ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "moonlight", "glm-4.7-flash")
 
 # name: ranks, layout, families
@@ -31,6 +38,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "EP2": (2, {"expert": 2}, MOE),
     "CP2": (2, {"context": 2}, LATENT),  # the others' attention is that of tests/megatron/test_layouts.py
     "TP2xCP2": (4, {"tensor": 2, "context": 2}, ("deepseek-v2", "deepseek-v3")),
+    "TP4": (4, {"tensor": 4}, FEW_KEYS),
 }
 CASES = [(name, layout) for layout, (_, _, families) in LAYOUTS.items() for name in families]
 

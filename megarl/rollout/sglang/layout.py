@@ -70,12 +70,14 @@ class FusedLayout:
     """The layout of one SGLang server for one checkpoint.
 
     parts: by checkpoint name. tied: the server has no output layer of its own (SGLang ties embeddings for dense models
-    only).
+    only). pads_heads: ranks that outnumber the key-value heads, or share them unevenly, get heads of zeros, with the
+    queries that belong to them (on a CPU); else several ranks hold the same head.
     """
 
     parts: Mapping[str, Part]
     tied: bool
     tp_size: int = 1
+    pads_heads: bool = False
 
     @classmethod
     def of(cls, model_path: Path, *, tp_size: int = 1, device: str = "cpu") -> FusedLayout:
@@ -90,7 +92,7 @@ class FusedLayout:
                         "tensor_parallel=1."
                     )
         tied = bool(config.get("tie_word_embeddings")) and not experts_of(config)
-        return cls(parts_of(config, source=str(file)), tied, tp_size)
+        return cls(parts_of(config, source=str(file)), tied, tp_size, pads_heads=device == "cpu")
 
     def part(self, name: str) -> Part | None:
         """Return where the checkpoint tensor `name` lies; None if the server does not hold it."""
@@ -104,10 +106,19 @@ class FusedLayout:
         if transform.axis is None or self.tp_size == 1:
             return tensor
         ranks, index = self.tp_size, rank
-        if isinstance(transform, FuseQKV) and part.number > 0 and self.tp_size > transform.groups:
-            # More ranks than key-value heads: several ranks hold each head.
+        if (heads := self._key_heads(part)) and self.pads_heads:
+            padded = _round_up(heads, self.tp_size)
+            shape = list(tensor.shape)
+            shape[transform.axis] = shape[transform.axis] // heads * (padded - heads)
+            tensor = torch.cat([tensor, tensor.new_zeros(shape)], dim=transform.axis)
+        elif isinstance(transform, FuseQKV) and part.number > 0 and self.tp_size > transform.groups:
             ranks, index = transform.groups, rank // (self.tp_size // transform.groups)
         return tensor.chunk(ranks, dim=transform.axis)[index]
+
+    def _key_heads(self, part: Part) -> int:
+        """Key-value heads of the attention that this is a projection of; 0 for anything else."""
+        fused = self.parts.get(part.name.replace(".o_proj.weight", ".q_proj.weight"), part)
+        return fused.transform.groups if isinstance(fused.transform, FuseQKV) else 0
 
     def key(self, name: str, rank: int) -> str:
         """Name a digest: the server's parameter name, and the rank when there are several."""
