@@ -19,6 +19,7 @@ from megarl.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+NAME_STOPS = ("generation_config.json", "config.json")  # files that list what ends a response
 Message = Mapping[str, Any]  # {"role": "system" | "user" | "assistant" | "tool", "content": str}
 
 
@@ -26,7 +27,7 @@ class ChatTokenizer:
     """A Hugging Face tokenizer with a chat template. Make it by `load_tokenizer`.
 
     hf: the wrapped tokenizer. eos_token_id ends a response; stop_token_ids (eos first) holds every id that
-    does, as the folder's generation_config.json lists them. pad_token_id falls back to eos.
+    does, as generation_config.json and config.json list them. pad_token_id falls back to eos.
     """
 
     def __init__(
@@ -56,6 +57,12 @@ class ChatTokenizer:
                 f"only {rows} rows. Use the tokenizer of this model, or set the model's vocab_size to "
                 f"{self.vocab_size}."
             )
+
+    def describe_stops(self) -> str:
+        """Return one sentence that names every token which ends a response."""
+        known = [(self.hf.convert_ids_to_tokens(i), i) for i in self.stop_token_ids]
+        names = [f"{token} ({i})" if token is not None else str(i) for token, i in known]
+        return f"Responses end at {', '.join(names)}."
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids int32 [tokens] of the text as it is: nothing is added; special tokens in it are parsed."""
@@ -126,8 +133,8 @@ class ChatTokenizer:
 
     def _turn_end(self, whole: str, start: int, turns: Sequence[Message]) -> int:
         """Return where the turn that begins at `start` ends: behind its stop token, or where the template leaves it."""
-        marks = [str(self.hf.convert_ids_to_tokens(i)) for i in self.stop_token_ids]
-        ends = [at + len(mark) for mark in marks if (at := whole.find(mark, start)) >= 0]
+        marks = map(self.hf.convert_ids_to_tokens, self.stop_token_ids)
+        ends = [at + len(mark) for mark in marks if mark and (at := whole.find(mark, start)) >= 0]
         return min(ends) if ends else len(self._render(turns, add_generation_prompt=False))
 
     def _with_eos(self, ids: np.ndarray) -> np.ndarray:
@@ -161,10 +168,13 @@ def load_tokenizer(
     folder: str | Path,
     chat_template: str | Path | None = None,
     template_options: Mapping[str, Any] | None = None,
+    *,
+    model: str | Path | None = None,
 ) -> ChatTokenizer:
     """Load the tokenizer of a Hugging Face folder; nothing is downloaded and no code of the folder is run.
 
-    chat_template: a Jinja file to use instead of the folder's own. Raises UserError for a folder that is
+    chat_template: a Jinja file to use instead of the folder's own. model: the folder of the policy, where it is
+    another: the tokens at which its files say that a response ends do so, too. Raises UserError for a folder that is
     missing or holds no tokenizer.
     """
     from transformers import AutoTokenizer
@@ -183,15 +193,22 @@ def load_tokenizer(
             hf.chat_template = Path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{chat_template}: the chat template can't be read: {error}") from error
-    stops = _generation_stops(folder / "generation_config.json")
+    folders = dict.fromkeys((folder, Path(model or folder)))
+    stops = [i for place in folders for name in NAME_STOPS for i in _stops(place / name)]
     return ChatTokenizer(hf, folder, stops, template_options)
 
 
-def _generation_stops(path: Path) -> list[int]:
+def _stops(path: Path) -> list[int]:
+    """Return the ids that a folder's file lists as ending a response."""
     if not path.is_file():
         return []
     try:
         stops = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (ValueError, AttributeError) as error:
         raise UserError(f"{path}: not a JSON object: {error}") from error
-    return [] if stops is None else [int(s) for s in (stops if isinstance(stops, list) else [stops])]
+    listed = [] if stops is None else stops if isinstance(stops, list) else [stops]
+    if wrong := [i for i in listed if type(i) is not int or i < 0]:
+        raise UserError(
+            f"{path}: eos_token_id: {wrong[0]!r} is no token id; write a number, or a list of numbers"
+        )
+    return listed

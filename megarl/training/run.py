@@ -105,6 +105,8 @@ def open_run(plan: Plan, groups: Groups, lock: IO[str] | None, left: Sequence[St
             tokenizer = open_tokenizer(config)
         start = Path(str(config.model.path))
         tokenizer.check_embedding(plan.architecture.vocab_size)
+        if groups.is_main:
+            print_status(tokenizer.describe_stops())
         with progress("Opening the data", enabled=groups.is_main, announce=True):
             prompts = open_prompts(plan.data, tokenizer)
             demonstrations = open_demonstrations(left, tokenizer, plan.architecture.max_positions)
@@ -180,7 +182,8 @@ def lock_folder(folder: Path) -> IO[str]:
 def open_tokenizer(config: Config) -> ChatTokenizer:
     """Open the policy's tokenizer."""
     model = config.model
-    return load_tokenizer(str(model.tokenizer or model.path), model.chat_template, model.template_options)
+    folder = str(model.tokenizer or model.path)
+    return load_tokenizer(folder, model.chat_template, model.template_options, model=model.path)
 
 
 def open_demonstrations(

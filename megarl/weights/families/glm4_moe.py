@@ -34,5 +34,11 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
 
 
 GLM4_MOE = base.Family(
-    "glm4_moe", ("Glm4MoeForCausalLM",), architecture, entries, base.multi_token_prediction
+    "glm4_moe",
+    ("Glm4MoeForCausalLM",),
+    architecture,
+    entries,
+    base.multi_token_prediction,
+    sglang=True,
+    sglang_config=base.refuse_tied,
 )
