@@ -20,7 +20,7 @@ def main() -> None:
 
     os.environ.update(ENVIRONMENT)
     sys.path.insert(0, str(STAND_INS))
-    import sglang.srt.entrypoints.http_server  # noqa: F401
+    import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.detokenizer_manager
     import sglang.srt.managers.scheduler
     import sglang.srt.models.registry  # noqa: F401
