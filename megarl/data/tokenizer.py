@@ -133,8 +133,11 @@ class ChatTokenizer:
 
     def _turn_end(self, whole: str, start: int, turns: Sequence[Message]) -> int:
         """Return where the turn that begins at `start` ends: behind its stop token, or where the template leaves it."""
-        marks = map(self.hf.convert_ids_to_tokens, self.stop_token_ids)
-        ends = [at + len(mark) for mark in marks if mark and (at := whole.find(mark, start)) >= 0]
+        tokens = self.hf.convert_ids_to_tokens(list(self.stop_token_ids))
+        marks = [
+            str(token) for token in tokens if token is not None
+        ]  # the model's files may name ids beyond these
+        ends = [at + len(mark) for mark in marks if (at := whole.find(mark, start)) >= 0]
         return min(ends) if ends else len(self._render(turns, add_generation_prompt=False))
 
     def _with_eos(self, ids: np.ndarray) -> np.ndarray:

@@ -27,8 +27,10 @@ def check_engine(config: Config, architecture: Architecture) -> None:
 
 
 def engine_device(config: Config) -> Literal["cpu", "cuda"]:
-    """Return where the run's engine computes."""
-    return "cpu" if config.platform == "cpu" or not torch.cuda.is_available() else "cuda"
+    """Return where the run's engine computes: on this machine, unless the configuration is for one with GPUs."""
+    if config.platform == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.platform
 
 
 def engine_context(

@@ -21,7 +21,7 @@ import torch
 
 from megarl.errors import UserError
 from megarl.megatron.architecture import Architecture
-from megarl.weights.checkpoint_files import KEPT_FLOAT32, CheckpointReader, read_config
+from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.families import family_of
 from megarl.weights.families.base import WHOLE, Item, expand
 from megarl.weights.transforms import Copy, FuseQKV, PadVocabulary
@@ -38,7 +38,7 @@ class Part:
 
     transform: how tensor parallelism splits it, as in the family's name map. together: the server takes the
     parameter's parts from one request alone. unit: the intermediate size that it has once or several times along the
-    split axis, None if it has none.
+    split axis, None if it has none. float32: the server holds it so, whatever its dtype.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Part:
     transform: Copy = WHOLE
     together: bool = False
     unit: int | None = None
+    float32: bool = False
 
 
 def parts_of(config: Mapping[str, Any], *, source: str) -> dict[str, Part]:
@@ -70,7 +71,8 @@ def parts_of(config: Mapping[str, Any], *, source: str) -> dict[str, Part]:
             elif item.sglang_rows is not None:
                 number, count = item.sglang_rows[0] + n, item.sglang_rows[1]
             together, unit = item.sglang_rows is not None, _intermediate_size(item, config, architecture)
-            parts[name] = Part(item.sglang or name, number, count, item.transform, together, unit)
+            held = item.sglang or name
+            parts[name] = Part(held, number, count, item.transform, together, unit, item.sglang_float32)
     return parts
 
 
@@ -118,6 +120,11 @@ class FusedLayout:
     def part(self, name: str) -> Part | None:
         """Return where the checkpoint tensor `name` lies; None if the server does not hold it."""
         return None if name == HEAD and self.tied else self.parts.get(name, Part(name))
+
+    def dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which a server of dtype `dtype` holds the checkpoint tensor `name`."""
+        part = self.part(name)
+        return torch.float32 if part is not None and part.float32 else dtype
 
     def together(self, name: str) -> tuple[str, int] | None:
         """Return the parameter that `name` is loaded into and of how many tensors, if they must come in one request."""
@@ -197,11 +204,6 @@ def expected_names(model_path: Path, layout: FusedLayout) -> set[str]:
     """Return the names of the digests that a server must have for this checkpoint. Only file headers are read."""
     parts = filter(None, map(layout.part, CheckpointReader(model_path).names()))
     return {layout.key(part.name, rank) for part in parts for rank in range(layout.tp_size)}
-
-
-def server_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which a server of that dtype holds the checkpoint tensor `name`."""
-    return torch.float32 if name.endswith(KEPT_FLOAT32) else dtype
 
 
 def sha256_hash(tensor: torch.Tensor) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from megarl.rollout.engine import EngineError, WeightStream
 from megarl.rollout.sglang.client import Server, at_once
-from megarl.rollout.sglang.layout import FusedDigests, FusedLayout, server_dtype
+from megarl.rollout.sglang.layout import FusedDigests, FusedLayout
 from megarl.rollout.sglang.transports import Bucket, Transport, make_buckets
 
 BUCKET_BYTES = 128 << 20  # of weights, sent at once
@@ -97,7 +97,7 @@ class WeightSync:
 
     def _cast(self, stream: WeightStream, digests: FusedDigests) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in stream:
-            cast = tensor.detach().to(server_dtype(name, self.dtype))
+            cast = tensor.detach().to(self.layout.dtype_of(name, self.dtype))
             digests.add(name, cast)
             yield name, cast
 

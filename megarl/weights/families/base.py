@@ -26,7 +26,8 @@ class Entry:
     sglang: the parameter in which SGLang holds these tensors end to end, in the order of `hf`, those of an expert
     after those of the expert before; None = each by its HF name. Tensor parallelism splits them as `transform` does.
     sglang_rows: where that parameter also holds what other rows name, (the number of the first of these tensors there,
-    of how many); SGLang's loader takes such a parameter only from one request that has all of it.
+    of how many); SGLang's loader takes such a parameter only from one request that has all of it. sglang_float32:
+    SGLang holds it in float32, whatever its dtype.
     """
 
     megatron: str
@@ -35,6 +36,7 @@ class Entry:
     where: str = "model"
     sglang: str | None = None
     sglang_rows: tuple[int, int] | None = None
+    sglang_float32: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,7 @@ class Family:
 @dataclass(frozen=True)
 class Item:
     """One Megatron tensor of the whole model: its canonical name (global layer and expert numbers), the HF tensors
-    fused into it, and how they relate. expert: its number, None outside the experts. sglang, sglang_rows: as in
-    `Entry`."""
+    fused into it, and how they relate. expert: its number, None outside the experts. sglang...: as in `Entry`."""
 
     name: str
     hf: tuple[str, ...]
@@ -66,6 +67,7 @@ class Item:
     expert: int | None = None
     sglang: str | None = None
     sglang_rows: tuple[int, int] | None = None
+    sglang_float32: bool = False
 
 
 def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
@@ -80,7 +82,8 @@ def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
 
         fused = None if entry.sglang is None else fill(entry.sglang)
         hf = tuple(map(fill, entry.hf))
-        return Item(fill(entry.megatron), hf, entry.transform, expert, fused, entry.sglang_rows)
+        rows, float32 = entry.sglang_rows, entry.sglang_float32
+        return Item(fill(entry.megatron), hf, entry.transform, expert, fused, rows, float32)
 
     in_layers = [e for e in entries if e.where != "model"]
     first = next((n for n, e in enumerate(entries) if e.where != "model"), len(entries))
@@ -333,10 +336,11 @@ def layer(
     where: str = "layer",
     sglang: str | None = None,
     sglang_rows: tuple[int, int] | None = None,
+    sglang_float32: bool = False,
 ) -> Entry:
     """Make a row inside a layer, from its names there."""
     names, fused = tuple(HF_LAYER + name for name in hf), sglang and HF_LAYER + sglang
-    return Entry(MEGATRON_LAYER + megatron, names, transform, where, fused, sglang_rows)
+    return Entry(MEGATRON_LAYER + megatron, names, transform, where, fused, sglang_rows, sglang_float32)
 
 
 def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) -> list[Entry]:
@@ -375,17 +379,20 @@ def dense_mlp() -> list[Entry]:
     return gated_mlp("mlp", "mlp", "dense")
 
 
-def routed_experts(hf: str = "mlp", names: tuple[str, ...] = GATED) -> list[Entry]:
-    """Make the rows of router and experts, below `hf`."""
+def routed_experts(
+    hf: str = "mlp", names: tuple[str, ...] = GATED, *, sglang_float32: bool = False
+) -> list[Entry]:
+    """Make the rows of router and experts, below `hf`. sglang_float32: the router is so in SGLang."""
     return [
-        layer("mlp.router.weight", f"{hf}.gate.weight", where="moe"),
+        layer("mlp.router.weight", f"{hf}.gate.weight", where="moe", sglang_float32=sglang_float32),
         *gated_mlp("mlp.experts.{expert}", hf + ".experts.{expert}", "expert", names),
     ]
 
 
 def expert_bias() -> Entry:
     """Make the row of the sigmoid router's selection bias: a buffer, not a parameter."""
-    return layer("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", where="moe")
+    name = "mlp.gate.e_score_correction_bias"
+    return layer("mlp.router.expert_bias", name, where="moe", sglang_float32=True)
 
 
 def shared_experts(arch: Architecture, hf: str = "mlp.shared_experts") -> list[Entry]:

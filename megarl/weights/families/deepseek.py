@@ -7,6 +7,7 @@ transformers norms the two latents with an epsilon of its own (1e-6), whatever `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from megarl.megatron.architecture import Architecture
@@ -92,7 +93,9 @@ def _glm4_lite(config: Mapping[str, Any]) -> Architecture:
     return _latent_architecture(config, moe_layers, base.sigmoid_router(config))
 
 
-def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, ...]:
+def entries(
+    config: Mapping[str, Any], arch: Architecture, *, float32_router: bool = False
+) -> tuple[base.Entry, ...]:
     here, compressed = "self_attention.", arch.transformer["q_lora_rank"] is not None
     # Where queries are compressed too, SGLang computes both latents by one matrix.
     fused = "self_attn.fused_qkv_a_proj_with_mqa.weight" if compressed else None
@@ -126,7 +129,7 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
         arch,
         latent,
         base.dense_mlp(),
-        base.routed_experts(),
+        base.routed_experts(sglang_float32=float32_router),
         [base.expert_bias()] if biased else [],
         base.shared_experts(arch),
     )
@@ -174,7 +177,7 @@ GLM4_MOE_LITE = base.Family(
     "glm4_moe_lite",
     ("Glm4MoeLiteForCausalLM",),
     _glm4_lite,
-    entries,
+    partial(entries, float32_router=True),
     base.multi_token_prediction,
     sglang=True,
     sglang_config=_sglang_glm4_lite,

@@ -27,7 +27,7 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
         arch,
         base.attention(arch, bias=shape["add_qkv_bias"], norms=shape["qk_layernorm"]),
         base.dense_mlp(),
-        base.routed_experts(),
+        base.routed_experts(sglang_float32=True),
         [base.expert_bias()],
         base.shared_experts(arch),
     )
