@@ -19,6 +19,7 @@ import pytest
 
 from tests.ranks import RankPool
 
+ALL_FAMILIES = "--all-families"
 MARKS = ("slow", "sglang", "distributed")  # of the longest files
 
 # The same examples in every run; `--hypothesis-profile=explore` draws new ones.
@@ -100,3 +101,11 @@ def dense_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models") / "dense"
     return models.tiny_qwen3(folder, num_hidden_layers=4, tie_word_embeddings=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        ALL_FAMILIES,
+        action="store_true",
+        help="Behind SGLang: every family and a run of each, not one of each layout and a run of the first.",
+    )

@@ -24,6 +24,7 @@ from megarl.settings import user_path
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+NAME_STOPS = ("generation_config.json", "config.json")  # files that list what ends a response
 # {"role": "system" | "user" | "assistant" | "tool", "content": str}, and fields of the template: tool_calls, name ...
 Message = Mapping[str, Any]
 REASONING = (
@@ -39,7 +40,7 @@ class ChatTokenizer:
     """A Hugging Face tokenizer with a chat template. Make it by `load_tokenizer`.
 
     hf: the wrapped tokenizer. eos_token_id ends a response; stop_token_ids (eos first) holds every id that
-    does, as the folder's generation_config.json lists them. pad_token_id falls back to eos.
+    does, as generation_config.json and config.json list them. pad_token_id falls back to eos.
     """
 
     def __init__(
@@ -80,6 +81,12 @@ class ChatTokenizer:
         what = [sorted(self.hf.get_vocab().items()), self.hf.chat_template, self.template_options]
         text = json.dumps([*what, self.stop_token_ids], sort_keys=True, default=str)
         return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def describe_stops(self) -> str:
+        """Return one sentence that names every token which ends a response."""
+        known = [(self.hf.convert_ids_to_tokens(i), i) for i in self.stop_token_ids]
+        names = [f"{token} ({i})" if token is not None else str(i) for token, i in known]
+        return f"Responses end at {', '.join(names)}."
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids int32 [tokens] of the text as it is: nothing is added; special tokens in it are parsed."""
@@ -190,7 +197,9 @@ class ChatTokenizer:
 
     @cached_property
     def _stops(self) -> list[str]:
-        return [str(self.hf.convert_ids_to_tokens(i)) for i in self.stop_token_ids]
+        """The texts of the tokens that end a response; the model's files may name ids beyond the tokenizer's."""
+        tokens = self.hf.convert_ids_to_tokens(list(self.stop_token_ids))
+        return [str(token) for token in tokens if token is not None]
 
     def _unended(self, text: str) -> str:
         """Return a text without the stop tokens that it ends with."""
@@ -320,11 +329,14 @@ def load_tokenizer(
     chat_template: str | Path | None = None,
     template_options: Mapping[str, Any] | None = None,
     now: datetime | None = None,
+    *,
+    model: str | Path | None = None,
 ) -> ChatTokenizer:
     """Load the tokenizer of a Hugging Face folder; nothing is downloaded and no code of the folder is run.
 
     chat_template: a Jinja file to use instead of the folder's own. now: what a template that asks for the date is
-    told; None = the clock. Raises UserError for a folder that is missing or holds no tokenizer.
+    told; None = the clock. model: the folder of the policy, where it is another: the tokens at which its files say
+    that a response ends do so, too. Raises UserError for a folder that is missing or holds no tokenizer.
     """
     from transformers import AutoTokenizer
 
@@ -342,15 +354,22 @@ def load_tokenizer(
             hf.chat_template = user_path(chat_template).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{chat_template}: the chat template can't be read: {error}") from error
-    stops = _generation_stops(folder / "generation_config.json")
+    folders = dict.fromkeys((folder, user_path(model or folder)))
+    stops = [i for place in folders for name in NAME_STOPS for i in _stops(place / name)]
     return ChatTokenizer(hf, folder, stops, template_options, now)
 
 
-def _generation_stops(path: Path) -> list[int]:
+def _stops(path: Path) -> list[int]:
+    """Return the ids that a folder's file lists as ending a response."""
     if not path.is_file():
         return []
     try:
         stops = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (ValueError, AttributeError) as error:
         raise UserError(f"{path}: not a JSON object: {error}") from error
-    return [] if stops is None else [int(s) for s in (stops if isinstance(stops, list) else [stops])]
+    listed = [] if stops is None else stops if isinstance(stops, list) else [stops]
+    if wrong := [i for i in listed if type(i) is not int or i < 0]:
+        raise UserError(
+            f"{path}: eos_token_id: {wrong[0]!r} is no token id; write a number, or a list of numbers"
+        )
+    return listed

@@ -57,6 +57,11 @@ class EngineSettings(Section):
         gpus: of this machine that the run may use; 0 = it computes on CPUs.
         """
 
+    def check_model(self, folder: Path, *, device: Literal["cpu", "cuda"]) -> None:
+        """Raise UserError for a Hugging Face folder whose model the engine would not sample as megarl trains it.
+
+        device: where the engine would compute. Only the folder's config.json need be read."""
+
     @abstractmethod
     def make(self, context: EngineContext, urls: Sequence[str] = ()) -> Engine:
         """Return an engine that is not started. urls: servers of another replica's engine, to be used in place of own

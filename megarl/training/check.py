@@ -21,4 +21,5 @@ def check_run(config: Config, ranks: int) -> str:
     open_demonstrations(plan.stages, tokenizer, plan.architecture.max_positions)
     with closing(Scorer(config.rewards)) as scorer:
         scorer.check(prompts.verifiers)
-    return f"{plan.recipe.name} on {ranks} ranks, old log-probabilities: {plan.sources.old_logprobs}."
+    what = f"{plan.recipe.name} on {ranks} ranks, old log-probabilities: {plan.sources.old_logprobs}."
+    return f"{what} {tokenizer.describe_stops()}"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -20,8 +21,16 @@ from megarl.rollout.sync import give_weights
 
 def check_engine(config: Config, architecture: Architecture) -> None:
     """Raise UserError for an engine that cannot hold the model, or that this machine cannot start."""
-    on_gpus = config.platform != "cpu" and torch.cuda.is_available()
-    config.engine.check(architecture, gpus=torch.cuda.device_count() if on_gpus else 0)
+    device = engine_device(config)
+    config.engine.check(architecture, gpus=torch.cuda.device_count() if device == "cuda" else 0)
+    config.engine.check_model(Path(str(config.model.path)), device=device)
+
+
+def engine_device(config: Config) -> Literal["cpu", "cuda"]:
+    """Return where the run's engine computes: on this machine, unless the configuration is for one with GPUs."""
+    if config.platform == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return config.platform
 
 
 def engine_context(
@@ -35,7 +44,7 @@ def engine_context(
         architecture,
         folder,
         dtype,
-        device="cpu" if config.platform == "cpu" or not torch.cuda.is_available() else "cuda",
+        device=engine_device(config),
         seed=config.seed,
         # Shared servers are rank 0's, on the machine that the others know as MASTER_ADDR.
         address=os.environ["MASTER_ADDR"] if spread else None,

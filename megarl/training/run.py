@@ -117,6 +117,8 @@ def open_run(
             tokenizer = open_tokenizer(config, began)
         start = Path(str(config.model.path))
         tokenizer.check_embedding(plan.architecture.vocab_size)
+        if groups.is_main:
+            print_status(tokenizer.describe_stops())
         with progress("Opening the data", enabled=groups.is_main, announce=True):
             prompts = open_prompts(plan.data, tokenizer)
             demonstrations = open_demonstrations(left, tokenizer, plan.architecture.max_positions)
@@ -193,7 +195,7 @@ def open_tokenizer(config: Config, now: datetime | None = None) -> ChatTokenizer
     """Open the policy's tokenizer. now: what a chat template that asks for the date is told; None = the clock."""
     model = config.model
     folder = str(model.tokenizer or model.path)
-    return load_tokenizer(folder, model.chat_template, model.template_options, now)
+    return load_tokenizer(folder, model.chat_template, model.template_options, now, model=model.path)
 
 
 def open_demonstrations(

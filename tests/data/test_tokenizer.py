@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,25 @@ def test_all_stop_tokens_of_the_generation_config_end_a_response(tokenizer, tmp_
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
     assert load_tokenizer(tmp_path).stop_token_ids == (2, 1)
     assert tokenizer.stop_token_ids == (2,)
+
+
+@pytest.mark.parametrize("stops", [0, [0, 1000000]])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_what_the_models_own_files_say_ends_a_response_does_with_a_tokenizer_from_elsewhere(
+    tokenizer, tmp_path, file, stops
+):
+    (tmp_path / file).write_text(json.dumps({"eos_token_id": stops}))
+    opened = load_tokenizer(tokenizer.folder, model=tmp_path)
+    assert opened.stop_token_ids == (2, *(stops if isinstance(stops, list) else [stops]))
+    assert opened.describe_stops().startswith("Responses end at <|im_end|> (2), <pad> (0)")
+    np.testing.assert_array_equal(opened.encode_chat(CHAT).token_ids, tokenizer.encode_chat(CHAT).token_ids)
+
+
+@pytest.mark.parametrize("stops", ["two", [2, "two"], -1, True])
+def test_a_stop_that_is_no_token_id_is_named_with_its_file(tokenizer, tmp_path, stops):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": stops}))
+    with pytest.raises(UserError, match=r"config.json: eos_token_id: .* is no token id"):
+        load_tokenizer(tokenizer.folder, model=tmp_path)
 
 
 def test_an_embedding_smaller_than_the_tokenizer_is_refused(tokenizer):

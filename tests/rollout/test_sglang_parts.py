@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,9 +27,11 @@ from megarl.rollout.sglang.process import free_port
 from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.transports import make_buckets
 from megarl.rollout.sglang.wire import decode_result, encode_request
+from megarl.weights.families.qwen import QWEN3
 from tests.models import MOE_SHAPE, SHAPE, tiny_qwen3, tiny_qwen3_moe
 from tests.rollout.reference import checkpoint_weights
 from tests.rollout.scripted import context_of
+from tests.weights.families import FAMILIES, config_of
 
 # --- the wire ---
 
@@ -272,9 +275,107 @@ def test_a_familys_tensors_fill_each_of_the_servers_parameters_once(
         assert (up.name, up.number, up.count) == (f"{mlp}experts.w13_weight", 11, 16)
 
 
-def test_a_family_whose_layout_is_not_declared_is_refused() -> None:
-    with pytest.raises(UserError, match=r"here: .* how SGLang lays out mixtral.* use the embedded engine"):
-        parts_of({**FAMILY_FIELDS, "architectures": ["MixtralForCausalLM"]}, source="here")
+def test_a_family_whose_layout_is_not_declared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        layouts, "family_of", lambda config, source: replace(QWEN3, name="mine", sglang=False)
+    )
+    with pytest.raises(UserError, match=r"engine\.kind: .* lays out mine \(here\).* use the embedded engine"):
+        parts_of(FAMILY_FIELDS, source="here")
+
+
+def folder_of(name: str, folder: Path, **fields: Any) -> Path:
+    """A folder that has a tiny model's config.json alone."""
+    (folder / "config.json").write_text(json.dumps({**config_of(name), **fields}))
+    return folder
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sglang_takes_every_family_unless_it_would_sample_otherwise(name: str, tmp_path: Path) -> None:
+    refused = {"qwen3-moe": "dense layers: [0]", "olmoe": "num_key_value_heads: 2"}
+    folder = folder_of(name, tmp_path)
+    if name not in refused:
+        SGLangSettings().check_model(folder, device="cpu")
+        return
+    with pytest.raises(UserError, match=r"engine\.kind: sglang cannot sample this model") as told:
+        SGLangSettings().check_model(folder, device="cpu")
+    assert refused[name] in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("mixtral", {"tie_word_embeddings": True}),
+        ("mixtral", {"head_dim": 16}),
+        ("qwen2-moe", {"mlp_only_layers": [1]}),
+        ("glm-4.5", {"tie_word_embeddings": True}),
+        ("glm-4.7-flash", {"tie_word_embeddings": True}),
+        ("glm-4.7-flash", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+        ("olmoe", {"num_key_value_heads": 4, "norm_topk_prob": True}),
+    ],
+)
+def test_a_variant_that_sglang_would_sample_otherwise_is_refused_by_its_key(
+    name: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    key = "dense layers" if "mlp_only_layers" in fields else list(fields)[-1]
+    with pytest.raises(UserError, match=f"engine.kind: sglang .* config.json has {key}: .* embedded engine"):
+        SGLangSettings().check_model(folder_of(name, tmp_path, **fields), device="cuda")
+
+
+def test_sglang_is_told_what_transformers_leaves_out_of_a_config(tmp_path: Path) -> None:
+    told = FusedLayout.of(folder_of("deepseek-v3", tmp_path)).told
+    assert told == {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    published = FusedLayout.of(folder_of("deepseek-v3", tmp_path, **told))
+    assert published.told == {}
+    settings = SGLangSettings(
+        python=sys.executable, args={"json_model_override_args": '{"moe_layer_freq": 2}'}
+    )
+    words = server_command(settings, context_of(tmp_path, tmp_path), 0, told)
+    overrides = json.loads(words[words.index("--json-model-override-args") + 1])
+    assert overrides == {**told, "moe_layer_freq": 2}
+    assert "--disable-shared-experts-fusion" in words
+
+
+def test_latents_are_one_matrix_and_come_together_whatever_the_buckets(tmp_path: Path) -> None:
+    layout = FusedLayout.of(folder_of("deepseek-v3", tmp_path))
+    attention = "model.layers.0.self_attn."
+    names = [f"{attention}{x}.weight" for x in ("kv_a_proj_with_mqa", "o_proj", "q_a_proj", "q_b_proj")]
+    weights = {name: torch.full((3, 2), float(n)) for n, name in enumerate(names)}
+    buckets = list(make_buckets(weights.items(), 1, layout.together))
+    assert [[name for name, _ in bucket] for bucket in buckets] == [
+        [names[1]],
+        [names[0], names[2]],
+        [names[3]],
+    ]
+    held = digests(weights, layout)
+    joined = torch.cat([weights[names[2]], weights[names[0]]])  # queries first
+    assert held[f"{attention}fused_qkv_a_proj_with_mqa.weight"] == sha256_hash(joined)
+
+
+def test_a_cpu_server_pads_each_experts_size_to_its_blocks(tmp_path: Path) -> None:
+    """16 to 32, and two shared experts of 16 to 64 together."""
+    folder = folder_of("deepseek-v2", tmp_path)
+    mlp = "model.layers.1.mlp."
+    gate, up, down = (torch.randn(*shape) for shape in ((32, 4), (32, 4), (4, 32)))
+    names = [f"{mlp}shared_experts.{x}_proj.weight" for x in ("gate", "up", "down")]
+    weights = dict(zip(names, (gate, up, down), strict=True))
+    held = digests(weights, FusedLayout.of(folder, device="cpu"))
+    zeros = torch.zeros(32, 4)
+    assert held[f"{mlp}shared_experts.gate_up_proj.weight"] == sha256_hash(
+        torch.cat([gate, zeros, up, zeros])
+    )
+    assert held[names[2]] == sha256_hash(torch.cat([down, zeros.T], 1))
+    assert digests(weights, FusedLayout.of(folder, device="cuda"))[names[2]] == sha256_hash(down)
+
+
+@pytest.mark.parametrize(
+    ("name", "router"), [("glm-4.5", "float32"), ("glm-4.7-flash", "float32"), ("deepseek-v3", "bfloat16")]
+)
+def test_a_selection_bias_stays_float32_in_every_server_and_glms_router_too(
+    name: str, router: str, tmp_path: Path
+) -> None:
+    layout, gate = FusedLayout.of(folder_of(name, tmp_path)), "model.layers.1.mlp.gate."
+    assert layout.dtype_of(gate + "e_score_correction_bias", torch.bfloat16) == torch.float32
+    assert layout.dtype_of(gate + "weight", torch.bfloat16) == getattr(torch, router)
 
 
 def test_buckets_hold_the_stream_in_order_within_their_size() -> None:

@@ -18,7 +18,7 @@ from megarl.errors import UserError
 from megarl.rollout.sglang.process import ServerDied, ServerProcess, free_port
 
 SERVER = """
-import http.server, subprocess, sys
+import http.server, mmap, os, subprocess, sys
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 print("a line of the log", flush=True)
 if arguments.get("--die"):
@@ -29,7 +29,13 @@ class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Ready).serve_forever()
+server = http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Ready)
+memory = []
+for name in arguments.get("--map", f"sglang_loads_test_{os.getpid()}.shm").split():
+    shared = os.open("/dev/shm/" + name, os.O_CREAT | os.O_RDWR)
+    os.ftruncate(shared, 4096)
+    memory.append(mmap.mmap(shared, 4096))
+server.serve_forever()
 """
 
 
@@ -66,6 +72,11 @@ def wait_for_the_end(pids: list[int]) -> None:
     assert not alive(pids)
 
 
+def segment_of(group: list[int]) -> Path:
+    """The shared memory of `a_server`."""
+    return Path(f"/dev/shm/sglang_loads_test_{group[1]}.shm")
+
+
 def group_of(server: ServerProcess) -> list[int]:
     assert server.pid is not None
     return [server.pid, *(child.pid for child in psutil.Process(server.pid).children(recursive=True))]
@@ -76,10 +87,29 @@ def test_stopping_ends_the_server_and_its_children_and_may_be_repeated(tmp_path:
     server.start()
     group = group_of(server)
     assert len(group) == 3
+    assert segment_of(group).exists()
     server.stop()
     server.stop()
     assert server.pid is None
     assert not alive(group)
+    assert not segment_of(group).exists()
+
+
+def test_shared_memory_of_others_is_never_removed(tmp_path: Path) -> None:
+    """What was there before and what is not named as a segment, though the server maps it; and what the server doesn't
+    map, though it came meanwhile."""
+    names = [f"{kind}_test_{os.getpid()}" for kind in ("sglang_before", "users_own", "sglang_meanwhile")]
+    before, own, meanwhile = paths = [Path("/dev/shm", name) for name in names]
+    try:
+        before.write_bytes(b"x" * 4096)
+        server = a_server(tmp_path, "--map", f"{before.name} {own.name}")
+        server.start()
+        meanwhile.write_bytes(b"x" * 4096)
+        server.stop()
+        assert [path.exists() for path in paths] == [True, True, True]
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 def test_a_server_that_dies_at_start_shows_its_last_log_lines(tmp_path: Path) -> None:
@@ -180,6 +210,7 @@ def test_killing_megarl_leaves_no_orphan(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     wait_for_the_end(group)
+    assert not segment_of(group).exists()
 
 
 def test_a_server_ends_with_its_supervisor_and_stopping_ends_the_rest(tmp_path: Path) -> None:
@@ -191,3 +222,4 @@ def test_a_server_ends_with_its_supervisor_and_stopping_ends_the_rest(tmp_path: 
     assert server.pid is None
     server.stop()
     wait_for_the_end([child])
+    assert not segment_of([supervisor, command, child]).exists()

@@ -170,30 +170,24 @@ def checkpoint_views(network: Any) -> dict[str, torch.Tensor]:
     """Return the network's tensors by checkpoint name, as views of its memory.
 
     transformers fuses the experts of a layer (`experts.gate_up_proj` [experts, 2 * intermediate, hidden],
-    `experts.down_proj` [experts, hidden, intermediate]); checkpoints name each one's projections. Tied
-    tensors appear once. The result is compared with what transformers itself would save.
+    `experts.down_proj` [experts, hidden, intermediate]); checkpoints name each one's projections, by names that
+    transformers knows. Tied tensors appear once. Every view is compared with what transformers itself would save.
     """
     views: dict[str, torch.Tensor] = {}
     # Both iterators name a tied tensor once; the state dict holds what is saved, under every name.
     once = {name for name, _ in (*network.named_parameters(), *network.named_buffers())}
-    saved = {name: tensor for name, tensor in network.state_dict().items() if name in once}
-    for name, tensor in saved.items():
-        stem, _, leaf = name.rpartition(".")
-        if leaf == "gate_up_proj" and tensor.ndim == 3:
-            for e, (gate, up) in enumerate(expert.chunk(2) for expert in tensor):
-                views[f"{stem}.{e}.gate_proj.weight"], views[f"{stem}.{e}.up_proj.weight"] = gate, up
-        elif leaf == "down_proj" and tensor.ndim == 3:
-            views |= {f"{stem}.{e}.down_proj.weight": expert for e, expert in enumerate(tensor)}
-        else:
-            views[name] = tensor
-    expected = revert_weight_conversion(
-        network, {n: torch.empty_like(t, device="meta") for n, t in saved.items()}
-    )
-    shapes = {n: t.shape for n, t in views.items()}
-    if shapes != {n: t.shape for n, t in expected.items()}:
-        odd = sorted(shapes.keys() ^ expected.keys())[:3]
-        raise UserError(
-            f"the embedded engine doesn't know how {network.config.model_type} checkpoints name their "
-            f"tensors ({', '.join(odd)}, ...). Use the sglang engine."
-        )
+    for name, tensor in network.state_dict().items():
+        if name not in once:
+            continue
+        expected = revert_weight_conversion(network, {name: tensor})
+        parts = [tensor]
+        if len(expected) > 1 and tensor.ndim == 3:  # all experts of the first projection, of the second, ...
+            split = [expert.chunk(len(expected) // len(tensor)) for expert in tensor]
+            parts = [part for projection in zip(*split, strict=True) for part in projection]
+        views |= zip(expected, parts, strict=False)
+        if len(parts) != len(expected) or not all(map(torch.equal, parts, expected.values())):
+            raise UserError(
+                f"the embedded engine doesn't know how {network.config.model_type} checkpoints hold {name} "
+                f"({', '.join(list(expected)[:3])}, ...). Use the sglang engine."
+            )
     return views

@@ -17,6 +17,7 @@ What a reader may not expect of SGLang:
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -166,7 +167,7 @@ class SGLangEngine:
         settings, context = self._settings, self._context
         alone = context.address is None
         return ServerProcess(
-            server_command(settings, context, number),
+            server_command(settings, context, number, self._layout.told),
             host="127.0.0.1" if alone else "0.0.0.0",
             address="127.0.0.1" if alone else self._address,
             fixed_port=settings.port + number if settings.port else None,
@@ -214,8 +215,8 @@ class SGLangEngine:
             raise UserError(
                 f"{where} doesn't hold what {context.model_path} gives: it would sample with random "
                 f"values for {sorted(held - expected) or 'nothing'} and without "
-                f"{sorted(expected - held) or 'nothing'}. SGLang doesn't support every variant of an "
-                f"architecture (of Qwen3-MoE: neither dense layers nor tied embeddings)"
+                f"{sorted(expected - held) or 'nothing'}. Is it a server of another model, or of one whose config.json "
+                f"lacks what SGLang reads ({json.dumps(self._layout.told)})?"
             )
 
     def _control(self, path: str, body: dict[str, Any]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from megarl.rollout.declaration import EngineContext
 from megarl.rollout.sglang.settings import SGLangSettings
 
 # SGLang keeps back up to 7 tokens of its context length; it is told more so that all of ours can be used.
 SPARE_CONTEXT = 8
+OVERRIDES = "json-model-override-args"
 
 
 def dtype_of(settings: SGLangSettings, context: EngineContext) -> str:
@@ -16,10 +20,13 @@ def dtype_of(settings: SGLangSettings, context: EngineContext) -> str:
     return str(context.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
 
 
-def server_command(settings: SGLangSettings, context: EngineContext, number: int) -> list[str]:
+def server_command(
+    settings: SGLangSettings, context: EngineContext, number: int, told: Mapping[str, Any] | None = None
+) -> list[str]:
     """Return the command line that starts server `number`, without host and port.
 
-    Raises UserError if SGLang's environment is missing.
+    told: what its config must say beside config.json (`FusedLayout.told`). Raises UserError if SGLang's environment is
+    missing.
     """
     length = context.architecture.max_positions + SPARE_CONTEXT
     tokens = settings.max_total_tokens
@@ -44,10 +51,15 @@ def server_command(settings: SGLangSettings, context: EngineContext, number: int
     flags = ["--skip-tokenizer-init", "--skip-server-warmup", "--sleep-on-idle"]
     if context.architecture.moe_layers:
         flags.append("--enable-return-routed-experts")
+    if "moe_shared_expert_intermediate_size" in context.architecture.transformer:
+        flags.append("--disable-shared-experts-fusion")  # it would be one more expert, in weights and routes
     if settings.pause_mode == "in_place":
         flags.append("--disable-radix-cache")  # prefixes of old weights would be found in it
-    for name, value in settings.args.items():
-        flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    arguments = {name.replace("_", "-"): value for name, value in settings.args.items()}
+    if told:
+        arguments[OVERRIDES] = json.dumps({**told, **json.loads(arguments.get(OVERRIDES, "{}"))})
+    for name, value in arguments.items():
+        flags += [f"--{name}", *([] if value is True else [str(value)])]
     module = "sglang_cpu" if context.device == "cpu" else "sglang.launch_server"
     words = [str(word) for option in options.items() for word in option]
     return [str(settings.find_python()), "-m", module, *words, *flags]

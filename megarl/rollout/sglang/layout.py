@@ -13,34 +13,41 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from megarl.errors import UserError
+from megarl.megatron.architecture import Architecture
 from megarl.weights.checkpoint_files import CheckpointReader, read_config
 from megarl.weights.families import family_of
-from megarl.weights.families.base import WHOLE, expand, experts_of
+from megarl.weights.families.base import WHOLE, Item, expand
 from megarl.weights.transforms import Copy, FuseQKV, PadVocabulary
 
 HEAD = "lm_head.weight"
 _VOCABULARY_ROWS = 64  # SGLang pads the vocabulary to a multiple of this
 _CPU_BLOCK = 32  # on a CPU it pads a sharded intermediate size to a multiple of this, for each rank
+_CPU_PADDED = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 @dataclass(frozen=True)
 class Part:
     """Where a checkpoint tensor lies: it is part `number` of the `count` parts of the server's parameter `name`.
 
-    transform: how tensor parallelism splits it, as in the family's name map.
+    transform: how tensor parallelism splits it, as in the family's name map. together: the server takes the
+    parameter's parts from one request alone. unit: the intermediate size that it has once or several times along the
+    split axis, None if it has none. float32: the server holds it so, whatever its dtype.
     """
 
     name: str
     number: int = 0
     count: int = 1
     transform: Copy = WHOLE
+    together: bool = False
+    unit: int | None = None
+    float32: bool = False
 
 
 def parts_of(config: Mapping[str, Any], *, source: str) -> dict[str, Part]:
@@ -51,8 +58,8 @@ def parts_of(config: Mapping[str, Any], *, source: str) -> dict[str, Part]:
     family = family_of(config, source=source)
     if not family.sglang:
         raise UserError(
-            f"{source}: the sglang engine doesn't know how SGLang lays out {family.name}, so a weight sync could not "
-            "be proved: use the embedded engine"
+            f"engine.kind: sglang doesn't know how SGLang lays out {family.name} ({source}), so a weight sync could "
+            "not be proved: use the embedded engine"
         )
     architecture = family.architecture(config)
     parts = {}
@@ -61,52 +68,82 @@ def parts_of(config: Mapping[str, Any], *, source: str) -> dict[str, Part]:
             number, count = n, len(item.hf)
             if item.sglang is not None and item.expert is not None:
                 number, count = item.expert * count + n, architecture.num_experts * count
-            parts[name] = Part(item.sglang or name, number, count, item.transform)
+            elif item.sglang_rows is not None:
+                number, count = item.sglang_rows[0] + n, item.sglang_rows[1]
+            together, unit = item.sglang_rows is not None, _intermediate_size(item, config, architecture)
+            held = item.sglang or name
+            parts[name] = Part(held, number, count, item.transform, together, unit, item.sglang_float32)
     return parts
+
+
+def _intermediate_size(item: Item, config: Mapping[str, Any], architecture: Architecture) -> int | None:
+    shape, shared = architecture.transformer, ".shared_experts." in item.name
+    if ".linear_fc" not in item.name:
+        return None
+    if item.expert is not None or (shared and config.get("n_shared_experts")):
+        return int(shape["moe_ffn_hidden_size"])
+    return int(shape["moe_shared_expert_intermediate_size" if shared else "ffn_hidden_size"])
 
 
 @dataclass(frozen=True)
 class FusedLayout:
     """The layout of one SGLang server for one checkpoint.
 
-    parts: by checkpoint name. tied: the server has no output layer of its own (SGLang ties embeddings for dense models
-    only). pads_heads: ranks that outnumber the key-value heads, or share them unevenly, get heads of zeros, with the
-    queries that belong to them (on a CPU); else several ranks hold the same head.
+    parts: by checkpoint name. tied: the server has no output layer of its own. told: what its config must say beside
+    the folder's config.json. padded: the server pads as SGLang does on a CPU: intermediate sizes to blocks; and ranks
+    that outnumber the key-value heads, or share them unevenly, get heads of zeros with the queries that belong to
+    them (elsewhere several ranks hold the same head).
     """
 
     parts: Mapping[str, Part]
     tied: bool
     tp_size: int = 1
-    pads_heads: bool = False
+    told: Mapping[str, Any] = field(default_factory=dict)
+    padded: bool = False
 
     @classmethod
     def of(cls, model_path: Path, *, tp_size: int = 1, device: str = "cpu") -> FusedLayout:
-        """Return the layout for this Hugging Face folder. Raises UserError for one that is not followed here."""
+        """Return the layout for this Hugging Face folder. Raises UserError for one that is not followed here, or that
+        SGLang would sample otherwise than megarl trains it."""
         config, file = read_config(model_path), model_path / "config.json"
         if device == "cpu" and tp_size > 1:
-            for key in ("intermediate_size", "moe_intermediate_size"):
+            for key in _CPU_PADDED:
                 if config.get(key) and config[key] % (_CPU_BLOCK * tp_size):
                     raise UserError(
                         f"{file}: with tensor_parallel={tp_size} on a CPU, SGLang pads {key}={config[key]} to a "
                         f"multiple of {_CPU_BLOCK * tp_size}, and a weight sync could not be proved. Use "
                         "tensor_parallel=1."
                     )
-        tied = bool(config.get("tie_word_embeddings")) and not experts_of(config)
-        return cls(parts_of(config, source=str(file)), tied, tp_size, pads_heads=device == "cpu")
+        parts, family = parts_of(config, source=str(file)), family_of(config)
+        told = family.sglang_config(config, family.architecture(config))
+        missing = {key: value for key, value in told.items() if config.get(key) != value}
+        return cls(parts, bool(config.get("tie_word_embeddings")), tp_size, missing, device == "cpu")
 
     def part(self, name: str) -> Part | None:
         """Return where the checkpoint tensor `name` lies; None if the server does not hold it."""
         return None if name == HEAD and self.tied else self.parts.get(name, Part(name))
+
+    def dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which a server of dtype `dtype` holds the checkpoint tensor `name`."""
+        part = self.part(name)
+        return torch.float32 if part is not None and part.float32 else dtype
+
+    def together(self, name: str) -> tuple[str, int] | None:
+        """Return the parameter that `name` is loaded into and of how many tensors, if they must come in one request."""
+        part = self.part(name)
+        return (part.name, part.count) if part is not None and part.together else None
 
     def shard(self, tensor: torch.Tensor, part: Part, rank: int) -> torch.Tensor:
         """Return what tensor-parallel rank `rank` holds of this whole checkpoint tensor."""
         transform = part.transform
         if isinstance(transform, PadVocabulary):
             tensor = self._pad_vocabulary(tensor)
+        if self.padded and part.unit is not None and transform.axis is not None:
+            tensor = _pad_units(tensor, transform.axis, part.unit)
         if transform.axis is None or self.tp_size == 1:
             return tensor
         ranks, index = self.tp_size, rank
-        if (heads := self._key_heads(part)) and self.pads_heads:
+        if (heads := self._key_heads(part)) and self.padded:
             padded = _round_up(heads, self.tp_size)
             shape = list(tensor.shape)
             shape[transform.axis] = shape[transform.axis] // heads * (padded - heads)
@@ -245,6 +282,12 @@ def _splitmix64(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _M64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _M64
     return x ^ (x >> 31)
+
+
+def _pad_units(tensor: torch.Tensor, axis: int, unit: int) -> torch.Tensor:
+    """Return the matrix with as many zeros behind `axis` as if each of its units were padded to the CPU's blocks."""
+    more = tensor.shape[axis] // unit * (_round_up(unit, _CPU_BLOCK) - unit)
+    return torch.nn.functional.pad(tensor, (0, more) if axis == 1 else (0, 0, 0, more))
 
 
 def _round_up(n: int, multiple: int) -> int:

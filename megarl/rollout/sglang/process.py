@@ -56,6 +56,8 @@ class ServerProcess:
     start_timeout: float
     port: int = field(default=0, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _before: frozenset[str] = field(default=frozenset(), init=False)  # names in shared memory when it started
+    _segments: set[str] = field(default_factory=set, init=False)  # its own there, as far as seen
 
     @property
     def url(self) -> str:
@@ -95,21 +97,28 @@ class ServerProcess:
                 raise
 
     def stop(self) -> None:
-        """End the whole process group: SIGTERM, then SIGKILL for what is left. Idempotent."""
-        process, self._process = self._process, None
-        if process is None:
+        """End the whole process group: SIGTERM, then SIGKILL for what is left; remove its shared memory. Idempotent."""
+        if self._process is None:
             return
+        self._look_for_segments()
+        process, self._process = self._process, None
         if process.poll() is not None:
             if process.returncode < 0:  # a supervisor that was killed could end nobody
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            return
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        else:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        supervise.remove_segments(self._segments)
+        self._segments.clear()
+
+    def _look_for_segments(self) -> None:
+        if self._process is not None and supervise.names_of_all() - self._before - self._segments:
+            self._segments |= supervise.segments(self._process.pid, self._before)
 
     def describe(self) -> str:
         """Say in one line how a process that no longer runs has ended."""
@@ -154,6 +163,7 @@ class ServerProcess:
             log = self.log_file.open("ab")
         except OSError as error:
             raise UserError(f"the SGLang log {self.log_file} cannot be written: {error}") from None
+        self._before = supervise.names_of_all()
         with log:
             log.write(f"\n$ {' '.join(command)}\n".encode())
             log.flush()
@@ -174,8 +184,10 @@ class ServerProcess:
                     raise ServerDied(
                         f"{self.describe()} while it started; its last lines:\n{self.log_tail()}"
                     )
+                self._look_for_segments()
                 try:
                     if client.get("/ready").status_code == 200:
+                        self._look_for_segments()
                         return
                 except httpx.TransportError:
                     pass

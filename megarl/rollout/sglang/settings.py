@@ -94,6 +94,11 @@ class SGLangSettings(EngineSettings):
             raise UserError(
                 f"engine.tensor_parallel: {degree} and the model's {keys} key heads do not divide"
             )
+        if degree > 1 and architecture.qk_norm_over_heads:
+            raise UserError(
+                f"engine.tensor_parallel: {degree}, but SGLang cannot split this model's norms over all heads at once: "
+                "set 1"
+            )
         if self.urls:
             return
         self.find_python()
@@ -103,6 +108,11 @@ class SGLangSettings(EngineSettings):
                 f"this machine has {gpus}, and megarl starts servers on the first node alone: start others yourself, "
                 "and name them in engine.urls"
             )
+
+    def check_model(self, folder: Path, *, device: Literal["cpu", "cuda"]) -> None:
+        from megarl.rollout.sglang.layout import FusedLayout
+
+        FusedLayout.of(folder, tp_size=self.tensor_parallel, device=device)
 
     def make(self, context: EngineContext, urls: Sequence[str] = ()) -> Engine:
         from megarl.rollout.sglang.engine import SGLangEngine

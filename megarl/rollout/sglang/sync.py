@@ -60,7 +60,8 @@ class WeightSync:
             digests = FusedDigests(self.layout, self.device)
             kept: list[Bucket] = []
             trying(partial(self._begin, servers))
-            for bucket in make_buckets(self._cast(stream, digests), BUCKET_BYTES):
+            tensors = self._cast(stream, digests)
+            for bucket in make_buckets(tensors, BUCKET_BYTES, self.layout.together):
                 kept.append([(name, tensor.to("cpu", copy=True)) for name, tensor in bucket])
                 trying(partial(self.transport.send, servers, bucket))
             self._sent = digests.finish()
@@ -96,7 +97,7 @@ class WeightSync:
 
     def _cast(self, stream: WeightStream, digests: FusedDigests) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in stream:
-            cast = tensor.detach().to(self.dtype)
+            cast = tensor.detach().to(self.layout.dtype_of(name, self.dtype))
             digests.add(name, cast)
             yield name, cast
 

@@ -45,18 +45,38 @@ class Transport(Protocol):
         """Give back what connects to the servers. The next `send` connects anew. Idempotent."""
 
 
-def make_buckets(stream: WeightStream, most_bytes: int) -> Iterator[Bucket]:
-    """Yield consecutive tensors in buckets of at most `most_bytes` (a larger tensor is alone in its bucket)."""
+def make_buckets(
+    stream: WeightStream,
+    most_bytes: int,
+    together: Callable[[str], tuple[str, int] | None] = lambda name: None,
+) -> Iterator[Bucket]:
+    """Yield the tensors in buckets of at most `most_bytes` (a larger one is alone in its bucket), in their order.
+
+    together: the group that a name belongs to, and of how many tensors: these stay in one bucket, and come when the
+    last of them has come. None = it may be anywhere.
+    """
     bucket: Bucket = []
     size = 0
-    for name, tensor in stream:
-        if bucket and size + tensor.nbytes > most_bytes:
+    for tensors in _groups(stream, together):
+        more = sum(tensor.nbytes for _, tensor in tensors)
+        if bucket and size + more > most_bytes:
             yield bucket
             bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
+        bucket += tensors
+        size += more
     if bucket:
         yield bucket
+
+
+def _groups(stream: WeightStream, together: Callable[[str], tuple[str, int] | None]) -> Iterator[Bucket]:
+    held: dict[str, Bucket] = {}
+    for name, tensor in stream:
+        group, count = together(name) or (name, 1)
+        tensors = held.setdefault(group, [])
+        tensors.append((name, tensor))
+        if len(tensors) == count:
+            yield held.pop(group)
+    yield from held.values()  # of a stream that broke off, which whoever counts its tensors tells
 
 
 class HttpTransport:

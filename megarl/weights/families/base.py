@@ -25,6 +25,9 @@ class Entry:
     where: "model" (once), "layer" (each), "dense" or "moe" (each such layer), "expert" (each expert of those).
     sglang: the parameter in which SGLang holds these tensors end to end, in the order of `hf`, those of an expert
     after those of the expert before; None = each by its HF name. Tensor parallelism splits them as `transform` does.
+    sglang_rows: where that parameter also holds what other rows name, (the number of the first of these tensors there,
+    of how many); SGLang's loader takes such a parameter only from one request that has all of it. sglang_float32:
+    SGLang holds it in float32, whatever its dtype.
     """
 
     megatron: str
@@ -32,13 +35,17 @@ class Entry:
     transform: Copy = WHOLE
     where: str = "model"
     sglang: str | None = None
+    sglang_rows: tuple[int, int] | None = None
+    sglang_float32: bool = False
 
 
 @dataclass(frozen=True)
 class Family:
     """architectures: names in an HF config's `architectures`. architecture: HF config -> Architecture, raising
     UserError on a setting megarl cannot honour. entries: the name map for a config. ignored: prefixes of checkpoint
-    tensors that training leaves out on purpose. sglang: whether the entries say how SGLang lays the family out."""
+    tensors that training leaves out on purpose. sglang: whether the entries say how SGLang lays the family out.
+    sglang_config: what SGLang must be told beside config.json, by its keys: those that it reads and transformers
+    leaves out; raises UserError on what SGLang cannot sample."""
 
     name: str
     architectures: tuple[str, ...]
@@ -46,18 +53,21 @@ class Family:
     entries: Callable[[Mapping[str, Any], Architecture], tuple[Entry, ...]]
     ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda config: ()
     sglang: bool = False
+    sglang_config: Callable[[Mapping[str, Any], Architecture], Mapping[str, Any]] = lambda config, arch: {}
 
 
 @dataclass(frozen=True)
 class Item:
     """One Megatron tensor of the whole model: its canonical name (global layer and expert numbers), the HF tensors
-    fused into it, and how they relate. expert: its number, None outside the experts. sglang: as in `Entry`."""
+    fused into it, and how they relate. expert: its number, None outside the experts. sglang...: as in `Entry`."""
 
     name: str
     hf: tuple[str, ...]
     transform: Copy
     expert: int | None = None
     sglang: str | None = None
+    sglang_rows: tuple[int, int] | None = None
+    sglang_float32: bool = False
 
 
 def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
@@ -71,7 +81,9 @@ def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
             return name.format(layer=layer, expert=expert)
 
         fused = None if entry.sglang is None else fill(entry.sglang)
-        return Item(fill(entry.megatron), tuple(map(fill, entry.hf)), entry.transform, expert, fused)
+        hf = tuple(map(fill, entry.hf))
+        rows, float32 = entry.sglang_rows, entry.sglang_float32
+        return Item(fill(entry.megatron), hf, entry.transform, expert, fused, rows, float32)
 
     in_layers = [e for e in entries if e.where != "model"]
     first = next((n for n, e in enumerate(entries) if e.where != "model"), len(entries))
@@ -90,6 +102,45 @@ def expand(entries: tuple[Entry, ...], arch: Architecture) -> Iterator[Item]:
 def refuse(key: str, value: Any, why: str) -> UserError:
     """Make the error for a config key that megarl cannot honour."""
     return UserError(f"config.json: {key}: {value!r} is not supported; {why}")
+
+
+def not_in_sglang(key: str, value: Any, why: str) -> UserError:
+    """Make the error for a config key with which SGLang would not sample as the policy."""
+    return UserError(
+        f"engine.kind: sglang cannot sample this model: config.json has {key}: {value!r}, and {why}; use the embedded "
+        "engine"
+    )
+
+
+def sparse_and_untied(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    """Refuse, for SGLang, dense layers and tied embeddings of a Mixture of Experts: its models have neither."""
+    if arch.moe_layers:
+        if len(arch.moe_layers) < arch.transformer["num_layers"]:
+            layers, what = (
+                sorted({*range(arch.transformer["num_layers"])} - {*arch.moe_layers}),
+                "dense layers",
+            )
+            raise not_in_sglang(what, layers, "SGLang makes every layer of this family a Mixture of Experts")
+        refuse_tied(config, arch)
+    return {}
+
+
+def heads_of_hidden_size(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    """Refuse, for SGLang, heads of another size than hidden_size / num_attention_heads, and what `sparse_and_untied`
+    refuses."""
+    size = config["hidden_size"] // config["num_attention_heads"]
+    if arch.transformer["kv_channels"] != size:
+        raise not_in_sglang(
+            "head_dim", arch.transformer["kv_channels"], f"SGLang makes it {size} in this family"
+        )
+    return sparse_and_untied(config, arch)
+
+
+def refuse_tied(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    """Refuse, for SGLang, tied embeddings: its model of such a family has an LM head of its own."""
+    if arch.tied_embeddings:
+        raise not_in_sglang("tie_word_embeddings", True, "SGLang gives this family an LM head of its own")
+    return {}
 
 
 def require(config: Mapping[str, Any], why: str, **wanted: Any) -> None:
@@ -279,11 +330,17 @@ def name_map(arch: Architecture, *parts: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def layer(
-    megatron: str, *hf: str, transform: Copy = WHOLE, where: str = "layer", sglang: str | None = None
+    megatron: str,
+    *hf: str,
+    transform: Copy = WHOLE,
+    where: str = "layer",
+    sglang: str | None = None,
+    sglang_rows: tuple[int, int] | None = None,
+    sglang_float32: bool = False,
 ) -> Entry:
     """Make a row inside a layer, from its names there."""
-    fused = sglang and HF_LAYER + sglang
-    return Entry(MEGATRON_LAYER + megatron, tuple(HF_LAYER + name for name in hf), transform, where, fused)
+    names, fused = tuple(HF_LAYER + name for name in hf), sglang and HF_LAYER + sglang
+    return Entry(MEGATRON_LAYER + megatron, names, transform, where, fused, sglang_rows, sglang_float32)
 
 
 def attention(arch: Architecture, *, bias: bool = False, norms: bool = False) -> list[Entry]:
@@ -322,17 +379,20 @@ def dense_mlp() -> list[Entry]:
     return gated_mlp("mlp", "mlp", "dense")
 
 
-def routed_experts(hf: str = "mlp", names: tuple[str, ...] = GATED) -> list[Entry]:
-    """Make the rows of router and experts, below `hf`."""
+def routed_experts(
+    hf: str = "mlp", names: tuple[str, ...] = GATED, *, sglang_float32: bool = False
+) -> list[Entry]:
+    """Make the rows of router and experts, below `hf`. sglang_float32: the router is so in SGLang."""
     return [
-        layer("mlp.router.weight", f"{hf}.gate.weight", where="moe"),
+        layer("mlp.router.weight", f"{hf}.gate.weight", where="moe", sglang_float32=sglang_float32),
         *gated_mlp("mlp.experts.{expert}", hf + ".experts.{expert}", "expert", names),
     ]
 
 
 def expert_bias() -> Entry:
     """Make the row of the sigmoid router's selection bias: a buffer, not a parameter."""
-    return layer("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", where="moe")
+    name = "mlp.gate.e_score_correction_bias"
+    return layer("mlp.router.expert_bias", name, where="moe", sglang_float32=True)
 
 
 def shared_experts(arch: Architecture, hf: str = "mlp.shared_experts") -> list[Entry]:

@@ -7,6 +7,7 @@ transformers norms the two latents with an epsilon of its own (1e-6), whatever `
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from megarl.megatron.architecture import Architecture
@@ -92,19 +93,33 @@ def _glm4_lite(config: Mapping[str, Any]) -> Architecture:
     return _latent_architecture(config, moe_layers, base.sigmoid_router(config))
 
 
-def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, ...]:
-    here = "self_attention."
-    if arch.transformer["q_lora_rank"] is None:
+def entries(
+    config: Mapping[str, Any], arch: Architecture, *, float32_router: bool = False
+) -> tuple[base.Entry, ...]:
+    here, compressed = "self_attention.", arch.transformer["q_lora_rank"] is not None
+    # Where queries are compressed too, SGLang computes both latents by one matrix.
+    fused = "self_attn.fused_qkv_a_proj_with_mqa.weight" if compressed else None
+    if not compressed:
         query = [base.layer(here + "linear_q_proj.weight", "self_attn.q_proj.weight", transform=Copy(0))]
     else:
         query = [
-            base.layer(here + "linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
+            base.layer(
+                here + "linear_q_down_proj.weight",
+                "self_attn.q_a_proj.weight",
+                sglang=fused,
+                sglang_rows=(0, 2),
+            ),
             base.layer(here + "q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
             base.layer(here + "linear_q_up_proj.weight", "self_attn.q_b_proj.weight", transform=Copy(0)),
         ]
     latent = [
         *query,
-        base.layer(here + "linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+        base.layer(
+            here + "linear_kv_down_proj.weight",
+            "self_attn.kv_a_proj_with_mqa.weight",
+            sglang=fused,
+            sglang_rows=(1, 2) if compressed else None,
+        ),
         base.layer(here + "kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
         base.layer(here + "linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight", transform=Copy(0)),
         base.layer(here + "linear_proj.weight", "self_attn.o_proj.weight", transform=Copy(1)),
@@ -114,16 +129,56 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
         arch,
         latent,
         base.dense_mlp(),
-        base.routed_experts(),
+        base.routed_experts(sglang_float32=float32_router),
         [base.expert_bias()] if biased else [],
         base.shared_experts(arch),
     )
 
 
-DEEPSEEK_V2 = base.Family("deepseek_v2", ("DeepseekV2ForCausalLM",), _v2, entries)
+def _sglang_v2(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    told = {"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False}
+    if (config.get("topk_method") or "greedy") == "greedy":
+        return {**told, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
+    return {**told, **_groups(config)}
+
+
+def _sglang_v3(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    told = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
+    return {**told, **_groups(config)}
+
+
+def _sglang_glm4_lite(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    base.refuse_tied(config, arch)
+    layers, dense = arch.transformer["num_layers"], arch.transformer["num_layers"] - len(arch.moe_layers)
+    if arch.moe_layers != tuple(range(dense, layers)):
+        raise base.not_in_sglang(
+            "mlp_layer_types", config["mlp_layer_types"], "SGLang wants dense layers first"
+        )
+    return {"first_k_dense_replace": dense, "norm_topk_prob": True, **_groups(config)}
+
+
+def _groups(config: Mapping[str, Any]) -> dict[str, int]:
+    return {"n_group": config.get("n_group") or 1, "topk_group": config.get("topk_group") or 1}
+
+
+DEEPSEEK_V2 = base.Family(
+    "deepseek_v2", ("DeepseekV2ForCausalLM",), _v2, entries, sglang=True, sglang_config=_sglang_v2
+)
 DEEPSEEK_V3 = base.Family(
-    "deepseek_v3", ("DeepseekV3ForCausalLM",), _v3, entries, base.multi_token_prediction
+    "deepseek_v3",
+    ("DeepseekV3ForCausalLM",),
+    _v3,
+    entries,
+    base.multi_token_prediction,
+    sglang=True,
+    sglang_config=_sglang_v3,
 )
 GLM4_MOE_LITE = base.Family(
-    "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), _glm4_lite, entries, base.multi_token_prediction
+    "glm4_moe_lite",
+    ("Glm4MoeLiteForCausalLM",),
+    _glm4_lite,
+    partial(entries, float32_router=True),
+    base.multi_token_prediction,
+    sglang=True,
+    sglang_config=_sglang_glm4_lite,
 )

@@ -27,12 +27,18 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
         arch,
         base.attention(arch, bias=shape["add_qkv_bias"], norms=shape["qk_layernorm"]),
         base.dense_mlp(),
-        base.routed_experts(),
+        base.routed_experts(sglang_float32=True),
         [base.expert_bias()],
         base.shared_experts(arch),
     )
 
 
 GLM4_MOE = base.Family(
-    "glm4_moe", ("Glm4MoeForCausalLM",), architecture, entries, base.multi_token_prediction
+    "glm4_moe",
+    ("Glm4MoeForCausalLM",),
+    architecture,
+    entries,
+    base.multi_token_prediction,
+    sglang=True,
+    sglang_config=base.refuse_tied,
 )

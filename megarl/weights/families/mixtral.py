@@ -26,4 +26,11 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
     )
 
 
-MIXTRAL = base.Family("mixtral", ("MixtralForCausalLM",), architecture, entries)
+MIXTRAL = base.Family(
+    "mixtral",
+    ("MixtralForCausalLM",),
+    architecture,
+    entries,
+    sglang=True,
+    sglang_config=base.heads_of_hidden_size,
+)

@@ -28,4 +28,15 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
     return base.name_map(arch, base.attention(arch, norms=True), base.routed_experts())
 
 
-OLMOE = base.Family("olmoe", ("OlmoeForCausalLM",), architecture, entries, sglang=True)
+def _sglang(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    heads, keys = arch.transformer["num_attention_heads"], arch.transformer["num_query_groups"]
+    if keys != heads:
+        raise base.not_in_sglang(
+            "num_key_value_heads", keys, f"SGLang norms keys as if they had {heads} heads"
+        )
+    if config.get("norm_topk_prob"):
+        raise base.not_in_sglang("norm_topk_prob", True, "SGLang does not normalise the gates of this family")
+    return base.heads_of_hidden_size(config, arch)
+
+
+OLMOE = base.Family("olmoe", ("OlmoeForCausalLM",), architecture, entries, sglang=True, sglang_config=_sglang)

@@ -69,5 +69,23 @@ def _qwen3_entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.
     return base.name_map(arch, base.attention(arch, norms=True), base.dense_mlp(), base.routed_experts())
 
 
-QWEN2 = base.Family("qwen2", ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"), _qwen2, _qwen2_entries, sglang=True)
-QWEN3 = base.Family("qwen3", ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), _qwen3, _qwen3_entries, sglang=True)
+def _sglang_qwen2(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    return base.heads_of_hidden_size(config, arch) if arch.moe_layers else {}
+
+
+QWEN2 = base.Family(
+    "qwen2",
+    ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM"),
+    _qwen2,
+    _qwen2_entries,
+    sglang=True,
+    sglang_config=_sglang_qwen2,
+)
+QWEN3 = base.Family(
+    "qwen3",
+    ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+    _qwen3,
+    _qwen3_entries,
+    sglang=True,
+    sglang_config=base.sparse_and_untied,
+)
