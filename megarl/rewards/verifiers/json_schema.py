@@ -57,7 +57,8 @@ def json_schema(
 
 
 def _json_text(text: str, source: str, tag: str) -> str:
-    if source in ("auto", "fence") and (block := last_code_block(text, ("json",))) is not None:
+    block = last_code_block(text, ("json",), labelled_first=False)
+    if source in ("auto", "fence") and block is not None:
         return block
     if source in ("auto", "tag") and (inner := extract(text, "tag", marker="", tag=tag)) is not None:
         return inner

@@ -71,4 +71,4 @@ def _letter(answer: str, choices: list[str]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .")
+    return " ".join(text.casefold().split()).rstrip(" .")  # a point at the beginning is a decimal one

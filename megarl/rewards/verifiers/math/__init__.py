@@ -151,11 +151,13 @@ def _final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
 
 
 def _after_last(prefix: re.Pattern[str], text: str) -> str | None:
-    """Return the rest of the line (to the end of its sentence) behind the last match that has one."""
-    for match in reversed(list(prefix.finditer(text))):
-        end = text.find("\n", match.end())
-        line = text[match.end() : end if end >= 0 else len(text)].strip(" \t*_`")
-        if line:
-            box = last_box(line)
-            return _SENTENCE_END.split(line, 1)[0].strip(" \t*_`") if box is None else box
-    return None
+    """Return the rest of the line (to the end of its sentence) behind the last match, or the next line that has one.
+
+    "" where nothing stands there: the response was cut off, and what it said before is not its answer.
+    """
+    matches = list(prefix.finditer(text))
+    if not matches:
+        return None
+    line = text[matches[-1].end() :].strip(" \t\n*_`").partition("\n")[0]
+    box = last_box(line)
+    return _SENTENCE_END.split(line, maxsplit=1)[0].strip(" \t*_`") if box is None else box
