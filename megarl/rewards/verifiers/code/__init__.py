@@ -15,7 +15,7 @@ import logging
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -109,7 +109,8 @@ def code(
     score: `all` gives 1 for all tests passed and 0 otherwise, `fraction` the share of tests passed.
     run_all: go on after a failed test though `all` knows its verdict; for the `passed` part in the logs.
     max_tests: at most so many, evenly spread over the task's. total_seconds: for all tests together; those
-        that were not reached by then count as failed. Keep it well below the verifier's own time bound.
+        that were not reached by then count as failed. It is plain time on the clock, on a crowded machine too. Keep
+        it well below the verifier's own time bound.
     language: unless the ground truth has a `language`. languages: further ones, or in place of the built-in.
     compare, float_tolerance, ignore_case: see `Comparison`. limits: of one test, see `Limits`.
     sandbox, python, read_only, cgroups, unsafe_allow_unsandboxed: see `execution.choose`.
@@ -163,7 +164,7 @@ class _Judge:
         passed, first, build = 0, None, self.language.build
         files = {self.language.file: program.encode("utf-8", "replace")}
         with sandbox.session(files, self.limits, build=build) as session:
-            if build and not (built := session.build()).ok:
+            if build and not (built := session.build(within=self.deadline - time.monotonic())).ok:
                 return 0, 0, f"does not build: {_why(built)}"
             for number, test in enumerate(self.tests, start=1):
                 left = self.deadline - time.monotonic()
@@ -178,13 +179,12 @@ class _Judge:
 
     def _fault(self, session: Session, test: Test, left: float) -> str | None:
         """Return what is wrong with the program on this test; None if it passes."""
-        limits = replace(self.limits, wall_seconds=min(self.limits.wall_seconds, left))
         if isinstance(test, CallTest):
-            run = session.call(test.function, test.args, test.kwargs, limits)
+            run = session.call(test.function, test.args, test.kwargs, within=left)
         elif self.language.run:
-            run = session.command(self.language.run, test.stdin.encode("utf-8", "replace"), limits)
+            run = session.command(self.language.run, test.stdin.encode("utf-8", "replace"), within=left)
         else:
-            run = session.script(test.stdin.encode("utf-8", "replace"), limits)
+            run = session.script(test.stdin.encode("utf-8", "replace"), within=left)
         if not run.ok:
             return _why(run)
         if isinstance(test, StdinTest):
