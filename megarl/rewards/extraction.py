@@ -7,11 +7,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from megarl.rewards.contract import Response
 
 Extract = Literal["whole", "boxed", "tag", "marker", "auto"]
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+def _name(tag: str) -> str:
+    if not re.fullmatch(r"[^\s<>/]+", tag):
+        raise ValueError("a tag's name is needed, without brackets and blanks")
+    return tag
+
+
+def _different(tags: tuple[str, str]) -> tuple[str, str]:
+    if tags[0] == tags[1]:
+        raise ValueError("the tag that opens is the one that closes")
+    return tags
+
+
+# Types of verifiers' options.
+Text = Annotated[str, AfterValidator(_filled)]
+TagName = Annotated[str, AfterValidator(_name)]
+Tags = Annotated[tuple[Text, Text], AfterValidator(_different)]
 
 THINK = ("<think>", "</think>")
 EOS_STRINGS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import regex
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import Extract, answer_part, extract
+from megarl.rewards.extraction import Extract, TagName, Text, answer_part, extract
 
 _ASCII = str.maketrans("−–—‐‑‒﹣－＋．，：∶／∕⁄％＝＜＞’＇", "--------+.,::///%=<>''")
 _GROUPED = regex.compile(r"(?<![\d.,])\d{1,3}([,'_])\d{3}(?:\1\d{3})*+(?![\d,'_])")
@@ -36,8 +36,8 @@ def exact(
     ground_truth: GroundTruth,
     *,
     extraction: Extract = "auto",
-    answer_marker: str = "Answer:",
-    tag: str = "answer",
+    answer_marker: Text = "Answer:",
+    tag: TagName = "answer",
     ignore_case: bool = False,
     ignore_space: bool = True,
     ignore_punctuation: bool = False,

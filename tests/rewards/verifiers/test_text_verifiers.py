@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.errors import UserError
-from megarl.rewards import Response, builtin_names, find, verifiers, verify
+from megarl.rewards import Response, Scorer, builtin_names, find, verifiers, verify
 
 
 def value(name: str, text: str, ground_truth: dict | None = None, **options) -> float | None:
@@ -416,3 +416,57 @@ def test_every_built_in_verifier_is_found_and_its_options_are_its_keywords():
     for name in builtin_names():
         with pytest.raises(UserError, match="has no option 'no_such_option'"):
             find(name).options({"no_such_option": 1}, where="here")
+
+
+MARKED = ("exact", "multiple_choice", "regex", "reasoning_gym")
+REFUSED = [
+    *((name, {"answer_marker": " "}, "option 'answer_marker': it is empty") for name in MARKED),
+    *(
+        (name, {"tag": tag}, "option 'tag': a tag's name")
+        for name in MARKED
+        for tag in ("", "<answer>", "a b")
+    ),
+    *((name, {"extraction": "last"}, "option 'extraction'") for name in MARKED),
+    ("json_schema", {"tag": ""}, "option 'tag'"),
+    ("json_schema", {"schema": {"type": "text"}}, "the schema is wrong"),
+    ("regex", {"pattern": ""}, "option 'pattern': it is empty"),
+    ("regex", {"pattern": "("}, "the pattern '(' is wrong"),
+    ("regex", {"seconds": 0}, "option 'seconds'"),
+    ("regex", {"seconds": float("inf")}, "option 'seconds'"),
+    ("math", {"think": ["", ""]}, "option 'think.0': it is empty"),
+    ("math", {"think": ["<t>", "<t>"]}, "option 'think': the tag that opens"),
+    ("math", {"think": ["<t>"]}, "option 'think"),
+    ("math", {"eos": ["</s>", ""]}, "option 'eos.1': it is empty"),
+    ("math", {"forms": []}, "option 'forms'"),
+    ("math", {"max_characters": 0}, "option 'max_characters'"),
+    ("format", {"blocks": ["think", ""]}, "option 'blocks.1'"),
+    ("format", {"blocks": ["think", "think"]}, "blocks ['think', 'think'] has a name twice"),
+    ("format", {"blocks": []}, "without blocks"),
+    ("format", {"blocks": [], "boxed": True}, "outside must be"),
+    ("format", {"eos": [" "]}, "option 'eos.0'"),
+    ("length", {"start": 5, "end": 5}, "start < end"),
+    ("repetition", {"ngram": 0}, "option 'ngram'"),
+    ("repetition", {"allowed": float("nan")}, "option 'allowed'"),
+    ("language_consistency", {"language": ""}, "unknown language ''"),
+    ("code", {"total_seconds": 0}, "option 'total_seconds'"),
+    ("code", {"total_seconds": float("inf")}, "option 'total_seconds'"),
+    ("code", {"float_tolerance": -1}, "option 'float_tolerance"),
+    ("code", {"float_tolerance": float("nan")}, "option 'float_tolerance"),
+    ("code", {"languages": {"go": {"labels": [], "run": ["go"]}}}, "languages: 'go': labels"),
+    ("code", {"languages": {"Go": {"labels": ["go"], "run": ["go"]}}}, "languages: 'Go': its name"),
+    ("code", {"languages": {"go": {"labels": ["go"], "file": "main.go"}}}, "languages: 'go': run is missing"),
+    (
+        "code",
+        {"languages": {"go": {"labels": ["go"], "file": "a/b", "run": ["go"]}}},
+        "languages: 'go': file 'a/b'",
+    ),
+    ("code", {"languages": {"go": {"labels": ["go"], "run": [""]}}}, "languages: 'go': build and run"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
+def test_an_option_that_cannot_work_is_refused_at_start_by_its_key(name, options, message):
+    with pytest.raises(UserError) as refused:
+        Scorer({"workers": 0, "verifiers": [{"name": name, "options": options}]})
+    assert str(refused.value).startswith("rewards.verifiers.0: ")
+    assert message in str(refused.value)

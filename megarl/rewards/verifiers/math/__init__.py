@@ -14,10 +14,12 @@ import math as _math
 import re
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import EOS_STRINGS, THINK, answer_part, last_box, strip_eos
+from megarl.rewards.extraction import EOS_STRINGS, THINK, Tags, Text, answer_part, last_box, strip_eos
 from megarl.rewards.verifiers.math.answer import THOUSANDS, Answer, read
 from megarl.rewards.verifiers.math.equal import Percent, Rules, same
 from megarl.rewards.verifiers.math.text import tidy
@@ -63,11 +65,11 @@ def math(
     ground_truth: GroundTruth,
     *,
     mode: Mode = "strict",
-    forms: tuple[Form, ...] | None = None,
+    forms: Annotated[tuple[Form, ...], Field(min_length=1)] | None = None,
     percent: Percent | None = None,
-    think: tuple[str, str] = THINK,
-    eos: tuple[str, ...] = EOS_STRINGS,
-    max_characters: int = 2000,
+    think: Tags = THINK,
+    eos: tuple[Text, ...] = EOS_STRINGS,
+    max_characters: Annotated[int, Field(ge=1)] = 2000,
 ) -> Score:
     r"""Return 1 if the final answer equals the ground truth, 0 if not or if there is none.
 
