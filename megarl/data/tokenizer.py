@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME_STOPS = ("generation_config.json", "config.json")  # files that list what ends a response
+_CLOSING_TAG = re.compile(r"</\w+>")  # as `</answer>`: it may stop a response, and is a part of it
+
 # {"role": "system" | "user" | "assistant" | "tool", "content": str}, and fields of the template: tool_calls, name ...
 Message = Mapping[str, Any]
 REASONING = (
@@ -63,7 +65,19 @@ class ChatTokenizer:
         self.eos_token_id: int = int(hf.eos_token_id)
         self.pad_token_id: int = int(hf.pad_token_id) if hf.pad_token_id is not None else self.eos_token_id
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.eos_token_id, *stop_token_ids)))
+        self._framing = self._frame()
         self.vocab_size: int = max(hf.get_vocab().values()) + 1  # rows an embedding must have
+
+    def _frame(self) -> frozenset[int]:
+        """Return the special tokens that frame a response and are no part of its text."""
+        special = {i for i, token in self.hf.added_tokens_decoder.items() if token.special}
+        special.update(self.hf.all_special_ids)
+        stops = {
+            i
+            for i in self.stop_token_ids[1:]
+            if not _CLOSING_TAG.fullmatch(str(self.hf.convert_ids_to_tokens(i)))
+        }
+        return frozenset(special & {self.hf.bos_token_id, self.eos_token_id, self.hf.pad_token_id, *stops})
 
     def check_embedding(self, rows: int) -> None:
         """Raise UserError unless an embedding of this many rows holds every token id."""
@@ -93,10 +107,18 @@ class ChatTokenizer:
         return self.encode_texts([text])[0]
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text without special tokens; bytes that form no character become U+FFFD."""
+        """Return the text of a response; bytes that form no character become U+FFFD.
+
+        Only the special tokens that frame it (BOS, EOS, padding, and what else stops it) are left out. All others are
+        text, as `<think>` and `<tool_call>` are in many vocabularies: the same response has the same text, whether
+        its tags are special tokens, other tokens, or several.
+        """
         return str(
             self.hf.decode(
-                np.asarray(token_ids).tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+                [i for i in np.asarray(token_ids).tolist() if i not in self._framing],
+                skip_special_tokens=False,
+                spaces_between_special_tokens=False,
+                clean_up_tokenization_spaces=False,
             )
         )
 

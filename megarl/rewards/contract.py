@@ -40,7 +40,7 @@ BAD_GROUND_TRUTH = "bad ground truth"  # how the reason of a `BadGroundTruth` be
 class Response:
     """Everything that a verifier may know of a sample; small and picklable.
 
-    text: the decoded response without special tokens.
+    text: the decoded response, with special tokens but for those that frame it (see `ChatTokenizer.decode`).
     tokens: response tokens, None where unknown (a file of texts).
     finish_reason: "stop", "length" or "abort".
     prompt: the rendered prompt, "" where unknown.

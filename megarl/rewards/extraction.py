@@ -7,11 +7,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
 
 from megarl.rewards.contract import Response
 
 Extract = Literal["whole", "boxed", "tag", "marker", "auto"]
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+def _name(tag: str) -> str:
+    if not re.fullmatch(r"[^\s<>/]+", tag):
+        raise ValueError("a tag's name is needed, without brackets and blanks")
+    return tag
+
+
+def _different(tags: tuple[str, str]) -> tuple[str, str]:
+    if tags[0] == tags[1]:
+        raise ValueError("the tag that opens is the one that closes")
+    return tags
+
+
+# Types of verifiers' options.
+Text = Annotated[str, AfterValidator(_filled)]
+TagName = Annotated[str, AfterValidator(_name)]
+Tags = Annotated[tuple[Text, Text], AfterValidator(_different)]
 
 THINK = ("<think>", "</think>")
 EOS_STRINGS = (
@@ -30,6 +56,10 @@ EOS_STRINGS = (
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+# What may stand before a fence: blanks, and the marks of quotations and lists.
+_FENCE = re.compile(r"((?:[ \t]|>|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t]))*)(`{3,}|~{3,})([^\n]*)")
+_LABEL = re.compile(r"[\s\[({<.]*(?:lang(?:uage)?-)?([\w+#-]+)")
+_ATTRIBUTE = re.compile(r"\s*\{[^}.]*\.([\w+#-]+)")
 _BARE = re.compile(r"[-+]?\d[\d.,/]*|[A-Za-z](?![A-Za-z])")
 
 
@@ -49,25 +79,30 @@ def answer_part(
 
 
 def extract(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
-    """Return the answer, stripped; None where the convention isn't met.
+    """Return the answer, stripped; None where the convention isn't met, or what it found is empty.
 
-    whole: the text. boxed: the last closed box. tag: inside the last closed `<tag>...</tag>`. marker: the
-    rest of the line after the last `marker`. auto: the first of tag, boxed, marker, whole that is there.
+    whole: the text ("" for an empty one). boxed: the last closed box. tag: inside the last closed `<tag>...</tag>`.
+    marker: the rest of the line after the last `marker`, or the next line with something in it. auto: the first of
+    tag, boxed, marker, whole that is there. Nothing behind the last marker (a response that was cut off) is no answer,
+    whatever an earlier one says.
     """
-    if how == "auto":
-        found = (extract(text, each, marker=marker, tag=tag) for each in ("tag", "boxed", "marker", "whole"))
-        return next(answer for answer in found if answer is not None)
     if how == "whole":
         return text.strip()
+    ways: tuple[Extract, ...] = ("tag", "boxed", "marker") if how == "auto" else (how,)
+    found = (_found(text, way, marker=marker.strip(), tag=tag) for way in ways)
+    answer = next((answer for answer in found if answer is not None), text if how == "auto" else "")
+    return answer.strip() or None
+
+
+def _found(text: str, how: Extract, *, marker: str, tag: str) -> str | None:
     if how == "boxed":
-        box = last_box(text)
-        return None if box is None else box.strip()
+        return last_box(text)
     if how == "marker":
         _before, found_marker, after = text.rpartition(marker)
-        return after.strip().partition("\n")[0].strip() if found_marker else None
+        return after.strip().partition("\n")[0] if found_marker else None
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
-    return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
+    return text[start + len(tag) + 2 : end] if start >= 0 else None
 
 
 def last_box(text: str) -> str | None:
@@ -92,26 +127,50 @@ def last_box(text: str) -> str | None:
     return found
 
 
-def last_code_block(text: str, labels: Sequence[str]) -> str | None:
-    """Return the last closed fenced block (CommonMark's rules) with one of these labels or none, or None.
+def last_code_block(text: str, labels: Sequence[str], *, labelled_first: bool = True) -> str | None:
+    """Return the last closed fenced block with one of these labels; without one, the last that has no label; or None.
 
-    A block that is opened and never closed does not hide an earlier one.
+    labelled_first: False takes the last of both, as one without a label may mend the one before it, or show its output.
+    A fence may be indented, as in a list, or quoted; what stands before it is taken from each line of the block. One
+    that closes the block is at most three columns further in than the one that opened it (CommonMark's rule), so that
+    fences in a docstring close nothing. A block that is opened and never closed does not hide an earlier one.
     """
-    found = fence = None
-    wanted, lines = False, list[str]()
-    for line in text.splitlines(keepends=True):
-        match = re.match(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`\n]*$", line.rstrip("\r\n"))
-        if fence is None:
-            if match:
-                fence, lines = match[1], []
-                wanted = not match[2] or match[2].lower().strip("{}.") in labels
-        elif match and match[1].startswith(fence) and line.strip() == match[1]:
-            if wanted:
-                found = "".join(lines)
-            fence = None
+    found: dict[bool, str] = {}  # by whether it goes before the others
+    fence, label, before, lines = "", "", "", list[str]()
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        if not fence:
+            match = _FENCE.match(line)
+            if match and not (match[2][0] == "`" and "`" in match[3]):
+                before, fence, label, lines = match[1], match[2], _label(match[3]), []
+            continue
+        line = _without(line, before)
+        closing = line.strip()
+        indented = line.expandtabs(4).startswith("    ")
+        if closing.startswith(fence) and not closing.strip(fence[0]) and not indented:
+            if not label or label in labels:
+                found[bool(label) and labelled_first] = "".join(lines)
+            fence = ""
         else:
             lines.append(line)
-    return found
+    return found.get(True, found.get(False))
+
+
+def _label(info: str) -> str:
+    """Return the language that stands after a fence: `py title="x"`, `{.python}`, `python3.11`, `language-python`."""
+    match = _ATTRIBUTE.match(info.lower()) or _LABEL.match(info.lower())
+    return match[1] if match else ""
+
+
+def _without(line: str, before: str) -> str:
+    """Return a line of a block without what stands before the fence: as many quotation marks and columns."""
+    *quotes, blanks = before.split(">")
+    for _ in quotes:
+        line = re.sub(r"^[ \t]*>", "", line)
+    width, column, end = len(blanks.expandtabs(4)), 0, 0
+    while column < width and line[end : end + 1] in (" ", "\t"):
+        column += 4 - column % 4 if line[end] == "\t" else 1
+        end += 1
+    return line[end:]
 
 
 def strip_eos(text: str, eos: tuple[str, ...]) -> str:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AddedToken
 
 from megarl.data.tokenizer import load_tokenizer
 from megarl.errors import UserError
+from megarl.rewards import verify
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -191,3 +193,33 @@ def test_any_ids_are_a_text_that_can_be_written_and_read_again(tokenizer):
     for _ in range(50):
         text = tokenizer.decode(rng.integers(0, tokenizer.vocab_size, 40))
         assert text.encode().decode() == text
+
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+ANSWERED = r"<think>It could be \boxed{42}.</think> <answer>7</answer>"
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_tags_reach_the_verifiers_whether_or_not_they_are_special_tokens_and_what_frames_a_response_does_not(
+    tokenizer, tmp_path, special
+):
+    tokenizer.hf.save_pretrained(tmp_path)
+    hf = load_tokenizer(tmp_path).hf
+    tags = [AddedToken(tag, special=special, normalized=False) for tag in TAGS]
+    hf.add_tokens(tags, special_tokens=special)
+    hf.add_tokens([AddedToken("<|eot|>", special=True)], special_tokens=True)
+    hf.save_pretrained(tmp_path)
+    stops = [hf.eos_token_id, *hf.convert_tokens_to_ids(["<|eot|>", "</answer>"])]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+    tagged = load_tokenizer(tmp_path)
+    assert set(tagged.hf.convert_tokens_to_ids(TAGS)) <= set(tagged.encode(ANSWERED).tolist())
+    skipping = tagged.hf.decode(tagged.encode(ANSWERED), skip_special_tokens=True)
+    assert ("<think>" not in skipping) == special
+
+    frame = [tagged.pad_token_id, stops[1], tagged.eos_token_id]
+    text = tagged.decode([*tagged.encode(ANSWERED), *frame])
+    assert text == ANSWERED
+    assert verify("format", text, {}).value == 1
+    assert verify("math", text, {"answer": 42}).value == 0, "a box in the thinking is no answer"
+    assert verify("exact", text, {"answer": 7}).value == 1
+    assert tagged.decode([*tagged.encode("7"), *frame]) == "7"

@@ -10,15 +10,20 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from pydantic import ValidationError
 
 from megarl.errors import UserError
-from megarl.rollout.sglang.process import ServerDied, ServerProcess, free_port
+from megarl.rollout.sglang.client import Server
+from megarl.rollout.sglang.process import ServerDied, ServerProcess, _is_free, every_interface, free_port
+from megarl.rollout.sglang.settings import SGLangSettings
+from tests.rewards.verifiers.http_server import HOSTS, dead_proxies, has_ipv6
 
 SERVER = """
-import http.server, mmap, os, subprocess, sys
+import http.server, mmap, os, socket, subprocess, sys
 arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 print("a line of the log", flush=True)
 if arguments.get("--die"):
@@ -29,7 +34,9 @@ class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-server = http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Ready)
+class Server(http.server.HTTPServer):
+    address_family = socket.AF_INET6 if ":" in arguments["--host"] else socket.AF_INET
+server = Server((arguments["--host"], int(arguments["--port"])), Ready)
 memory = []
 for name in arguments.get("--map", f"sglang_loads_test_{os.getpid()}.shm").split():
     shared = os.open("/dev/shm/" + name, os.O_CREAT | os.O_RDWR)
@@ -46,12 +53,13 @@ def a_server(
     timeout: float = 60.0,
     program: str = SERVER,
     environment: Mapping[str, str] | None = None,
+    host: str = "127.0.0.1",
 ) -> ServerProcess:
     """A real process; unless told otherwise it behaves as a server does: a log, a child, an answer to /ready."""
     return ServerProcess(
         [sys.executable, "-c", program, *arguments],
-        host="127.0.0.1",
-        address="127.0.0.1",
+        host=host,
+        address=host,
         fixed_port=port,
         log_file=tmp_path / "logs" / "server.log",
         environment=environment or {},
@@ -131,6 +139,61 @@ def test_a_port_in_use_is_an_error_if_it_was_asked_for(tmp_path: Path) -> None:
         taken.listen()
         with pytest.raises(UserError, match=f"port {taken.getsockname()[1]} .* in use"):
             a_server(tmp_path, port=taken.getsockname()[1]).start()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_server_is_reached_on_either_loopback_and_past_any_proxy(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead_proxies(monkeypatch)
+    process = a_server(tmp_path, host=host)
+    process.start()
+    try:
+        server = Server(process.url + "/", None)
+        assert server.await_answer_or_death(patience=0)
+        with pytest.raises(UserError, match="in use"):
+            a_server(tmp_path, host=host, port=process.port).start()
+    finally:
+        process.stop()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
+def test_a_port_is_not_free_on_all_interfaces_while_one_of_ipv6_has_it() -> None:
+    port = free_port("")
+    assert _is_free("", port)
+    with socket.create_server(("::1", port), family=socket.AF_INET6):
+        assert not _is_free("", port)
+        assert not _is_free("::", port)
+        assert _is_free("127.0.0.1", port)
+
+
+def test_a_server_listens_where_its_address_leads() -> None:
+    leads = {
+        "10.0.0.1": "0.0.0.0",
+        "fd00::1": "::",
+        "::1": "::",
+        "localhost": "0.0.0.0",
+        "no.such.host.": "0.0.0.0",
+    }
+    assert {address: every_interface(address) for address in leads} == leads
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"urls": ["localhost:30000"]}, r"urls.*number 0, 'localhost:30000' must begin with http"),
+        ({"urls": ["http://a", "http://::1:30000"]}, r"urls.*number 1, .*in brackets"),
+        ({"urls": [""]}, r"urls.*number 0, '' must"),
+        ({"address": "http://node0"}, "address.*no host"),
+        ({"address": "node0:8000"}, "address.*no host"),
+        ({"address": ""}, "address.*no host"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_by_its_key(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=f"(?s){message}"):
+        SGLangSettings.model_validate(settings)
+    for address in ("node0", "10.0.0.1", "fd00::1", "[fd00::1]", "fe80::1%eth0"):
+        SGLangSettings(address=address, urls=(f"http://{'[::1]' if ':' in address else address}:8000",))
 
 
 def test_a_port_that_is_taken_meanwhile_is_exchanged_for_another(

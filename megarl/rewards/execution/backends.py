@@ -38,7 +38,7 @@ NOBODY = "65534"
 USERS = range(20_000, 60_000)  # root runs each sandbox as one of them: limits per user are then its own
 MIN_BUBBLEWRAP = (0, 7)  # the first that can bound a tmpfs
 USER_NAMESPACE_LIMITS = (5, 14)  # the first kernel that counts processes per user namespace
-SHARED_MEMORY_BYTES = 64 << 20
+SHARED_MEMORY, SHARED_MEMORY_BYTES = "/dev/shm", 64 << 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Launch:
     """A plan that says how to start one sandbox, and what its supervisor must know.
 
     own_processes: it has a process namespace. count_processes: RLIMIT_NPROC counts only this sandbox.
-    folder: a folder of the host to remove afterwards.
+    scratch: folders beside the work folder where it lets programs write. folder: one of the host, to remove afterwards.
     """
 
     argv: tuple[str, ...]
@@ -55,6 +55,7 @@ class Launch:
     own_processes: bool
     count_processes: bool
     confine: dict[str, Any]
+    scratch: tuple[str, ...] = ()
     folder: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -85,7 +86,16 @@ class Bubblewrap:
             *(f"--unshare-{space}" for space in ("pid", "net", "ipc", "uts", "cgroup-try")),
             *self._identity(),
             *_show(view.paths),
-            *("--dev", "/dev", "--size", str(SHARED_MEMORY_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm"),
+            *(
+                "--dev",
+                "/dev",
+                "--size",
+                str(SHARED_MEMORY_BYTES),
+                "--perms",
+                "1777",
+                "--tmpfs",
+                SHARED_MEMORY,
+            ),
             *("--remount-ro", "/dev"),
             *(("--proc", "/proc") if self.proc else ()),
             *("--size", str(limits.work_bytes), "--perms", "0777", "--tmpfs", WORK),
@@ -102,6 +112,7 @@ class Bubblewrap:
             own_processes=True,
             count_processes=counted,
             confine=_rules(user, own_namespaces=True),
+            scratch=(SHARED_MEMORY,),
         )
 
     def _identity(self) -> tuple[str, ...]:

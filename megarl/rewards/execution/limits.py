@@ -16,7 +16,8 @@ class Limits:
     """The bounds of one run.
 
     cpu_seconds: processor time of the program and all it started, summed.
-    wall_seconds: time on the clock; the net under sleepers, so it should be well above `cpu_seconds`.
+    wall_seconds: time on the clock; the net under sleepers, so it should be well above `cpu_seconds`. As that of a
+        scoring worker it does not count what a crowded machine makes the program wait for a processor.
     memory_bytes: private memory of one process, and resident memory of all of them together.
     processes: processes and threads.
     file_bytes: size of one file. work_bytes: all files in the work folder together.

@@ -17,11 +17,13 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from megarl.rewards.execution.backends import Backend, Launch
 from megarl.rewards.execution.cgroup import Cgroup, CgroupParents
 from megarl.rewards.execution.inside import program, tree, wire
+from megarl.rewards.execution.inside.clock import LONGEST_STRETCH, FairClock
 from megarl.rewards.execution.limits import Ended, Limits, SandboxFailure, SandboxResult
 from megarl.rewards.execution.view import View
 
@@ -55,8 +57,16 @@ class Sandbox:
         return self.backend.describe() + group
 
 
+class _SpoiledError(Exception):
+    """An earlier run left something that could not be removed: the job was not begun, and needs a new sandbox."""
+
+
 class Session:
-    """Runs one program any number of times. It is not for several threads at once."""
+    """Runs one program any number of times, each in the folder as the program's files and its build left it.
+
+    It is not for several threads at once. within: seconds after which a run is over even where its `wall_seconds`
+    are stretched (see `Limits`).
+    """
 
     def __init__(
         self, sandbox: Sandbox, files: Mapping[str, bytes], limits: Limits, build: Sequence[str]
@@ -70,44 +80,57 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def script(self, stdin: bytes, limits: Limits | None = None) -> SandboxResult:
+    def script(self, stdin: bytes, limits: Limits | None = None, *, within: float = inf) -> SandboxResult:
         """Run `main.py` as a program."""
-        return self._run({"kind": "script"}, stdin, limits or self._limits)
+        return self._run({"kind": "script"}, stdin, limits, within)
 
     def call(
-        self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any], limits: Limits | None = None
+        self,
+        function: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        limits: Limits | None = None,
+        *,
+        within: float = inf,
     ) -> SandboxResult:
         """Load `main.py` as a module and call a function of it; arguments are JSON-able."""
         job = {"kind": "call", "function": function, "args": list(args), "kwargs": dict(kwargs)}
-        return self._run(job, b"", limits or self._limits)
+        return self._run(job, b"", limits, within)
 
-    def command(self, argv: Sequence[str], stdin: bytes, limits: Limits | None = None) -> SandboxResult:
+    def command(
+        self, argv: Sequence[str], stdin: bytes, limits: Limits | None = None, *, within: float = inf
+    ) -> SandboxResult:
         """Run a command in the work folder."""
-        return self._run({"kind": "command", "argv": list(argv)}, stdin, limits or self._limits)
+        return self._run({"kind": "command", "argv": list(argv)}, stdin, limits, within)
 
-    def build(self) -> SandboxResult:
+    def build(self, *, within: float = inf) -> SandboxResult:
         """Start the sandbox afresh and run the build command; a lost sandbox is rebuilt without asking."""
         self.close()
         job = {"kind": "command", "argv": self._build, "build": True}
-        return self._in_sandbox(job, b"", BUILD_LIMITS)
+        return self._in_sandbox(job, b"", BUILD_LIMITS, within)
 
     def close(self) -> None:
         if self._live is not None:
             self._live.close()
             self._live = None
 
-    def _run(self, job: dict[str, Any], stdin: bytes, limits: Limits) -> SandboxResult:
-        if self._build and (self._live is None or self._live.lost):
-            self.build()
-        return self._in_sandbox(job, stdin, limits)
+    def _run(self, job: dict[str, Any], stdin: bytes, limits: Limits | None, within: float) -> SandboxResult:
+        for _ in range(2):
+            if self._build and (self._live is None or self._live.lost):
+                self.build(within=within)
+            with contextlib.suppress(_SpoiledError):
+                return self._in_sandbox(job, stdin, limits or self._limits, within)
+        return SandboxResult(
+            ended="lost"
+        )  # no run before it: the program has forged what the supervisor says
 
-    def _in_sandbox(self, job: dict[str, Any], stdin: bytes, limits: Limits) -> SandboxResult:
+    def _in_sandbox(self, job: dict[str, Any], stdin: bytes, limits: Limits, within: float) -> SandboxResult:
         """Run a job, in a new sandbox if there is none that lives."""
         try:
             if self._live is None or self._live.lost:
                 self.close()
                 self._live = _Live(self._sandbox, self._files, self._limits)
-            return self._live.run(job, stdin, limits)
+            return self._live.run(job, stdin, limits, within)
         except OSError as error:  # what the system refuses us: processes, memory, descriptors
             self.close()
             raise SandboxFailure(f"{type(error).__name__}: {error}") from error
@@ -150,8 +173,10 @@ class _Live:
             "package_path": self.launch.package_path,
             "own_processes": self.launch.own_processes,
             "confine": self.launch.confine,
+            "scratch": list(self.launch.scratch),
         }
-        report, ended = self._exchange(setup, START_SECONDS, REPORT_OVERHEAD, None)
+        clock = FairClock(START_SECONDS, lambda: [self._process.pid, *tree.descendants(self._process.pid)])
+        report, ended = self._exchange(setup, clock, REPORT_OVERHEAD, None)
         if report != wire.pack_report(wire.READY)[wire.LENGTH.size :]:
             raise SandboxFailure(f"{sandbox.backend.describe()} did not start: {self._last_words(ended)}")
         self._pids = [self._process.pid, *tree.descendants(self._process.pid)]
@@ -159,18 +184,26 @@ class _Live:
             self._cgroup = sandbox.cgroups.make(limits)
             self._cgroup.add(self._pids)
 
-    def run(self, job: dict[str, Any], stdin: bytes, limits: Limits) -> SandboxResult:
+    def run(self, job: dict[str, Any], stdin: bytes, limits: Limits, within: float) -> SandboxResult:
         begin = time.monotonic()
+        wall, most = min(limits.wall_seconds, within), min(LONGEST_STRETCH * limits.wall_seconds, within)
         message = {
             **job,
             "stdin": stdin,
             "limits": limits.rlimits(count_processes=self.launch.count_processes),
-            "wall_seconds": limits.wall_seconds,
+            "wall_seconds": wall,
+            "most_seconds": most,
             "output_bytes": limits.output_bytes,
         }
         largest = limits.output_bytes * 2 + REPORT_OVERHEAD
-        report, ended = self._exchange(message, limits.wall_seconds + GRACE_SECONDS, largest, limits)
-        wall = time.monotonic() - begin
+        supervisor = self._pids[-1]
+        clock = FairClock(
+            wall + GRACE_SECONDS,
+            lambda: [supervisor, *tree.descendants(supervisor)],
+            most=most + GRACE_SECONDS,
+        )
+        report, ended = self._exchange(message, clock, largest, limits)
+        taken = time.monotonic() - begin
         kills = self._cgroup.memory_kills() if self._cgroup else 0
         killed, self._memory_kills = kills > self._memory_kills, kills
         if report is not None:
@@ -184,10 +217,10 @@ class _Live:
         self.close()
         if from_outside:
             raise SandboxFailure("the sandbox was killed from outside (by the kernel for memory, or by hand)")
-        return SandboxResult(ended="memory" if ended == "lost" and killed else ended, wall_seconds=wall)
+        return SandboxResult(ended="memory" if ended == "lost" and killed else ended, wall_seconds=taken)
 
     def _exchange(
-        self, content: Any, seconds: float, largest: int, limits: Limits | None
+        self, content: Any, clock: FairClock, largest: int, limits: Limits | None
     ) -> tuple[bytes | None, Ended]:
         """Send a frame and await one.
 
@@ -195,7 +228,7 @@ class _Live:
         """
         outgoing = memoryview(wire.pack_request(content))
         incoming = bytearray()
-        end, next_watch = time.monotonic() + seconds, 0.0
+        next_watch = 0.0
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -218,9 +251,9 @@ class _Live:
                             return None, "lost"
                         if (frame := _frame(incoming)) is not None:
                             return frame, "exit"
-                now = time.monotonic()
-                if now > end:
+                if clock.left() <= 0:
                     return None, "wall_time"
+                now = time.monotonic()
                 if limits is not None and now > next_watch:
                     next_watch = now + WATCH_SECONDS
                     if passed := self._passed(limits):
@@ -332,12 +365,15 @@ def _frame(data: bytearray) -> bytes | None:
 def _read(report: bytes, limits: Limits) -> SandboxResult:
     """Turn a report into a `SandboxResult`.
 
-    Raises ValueError for what is no report, SandboxFailure for a failure that the supervisor reports.
+    Raises ValueError for what is no report, SandboxFailure for a failure that the supervisor reports, _SpoiledError
+    where the job was not begun.
     """
     kind, code, wall, cpu, memory, stdout, stderr, result = wire.unpack_report(report)
     ended: Ended
     if kind == wire.FAILURE:
         raise SandboxFailure(stderr.decode("utf-8", "replace")[:500])
+    if kind == wire.SPOILED:
+        raise _SpoiledError
     if kind == wire.OUTPUT:
         ended = "output"
     elif cpu > limits.cpu_seconds or (kind == wire.SIGNAL and code == signal.SIGXCPU):

@@ -22,7 +22,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from megarl.rewards.contract import GroundTruth, Response, Score
+from megarl.rewards.execution.inside.clock import FairClock
 from megarl.rewards.scoring.protocol import FORK, PACKET, READY, REAP, STARTED
 
 START_TIMEOUT_S = 300.0  # imports, on a machine as busy as it may get
 START_ATTEMPTS = 3
-LONGEST_STRETCH = 10.0  # a bound is stretched by the time without a processor, up to so many times
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,26 +253,14 @@ class _Worker:
 
     def receive(self, timeout_s: float, expected: bytes | None = None) -> bytes:
         """Return the next message. Raises _TimedOut after `timeout_s` in which the worker could run."""
-        start, starved = time.monotonic(), _starved_s(self.pid)
-        left = timeout_s
-        while not self.connection.poll(left):
-            passed = time.monotonic() - start
-            left = timeout_s - (passed - (_starved_s(self.pid) - starved))
-            if left <= 0.001 or passed >= LONGEST_STRETCH * timeout_s:
+        clock = FairClock(timeout_s, lambda: [self.pid])
+        while not self.connection.poll(max(clock.left(), 0.0)):
+            if clock.left() <= 0.001:
                 raise _TimedOut(f"timed out after {timeout_s:g} s")
         message = self.connection.recv_bytes()
         if expected is not None and message != expected:
             raise RuntimeError(f"sent {message[:40]!r} instead of {expected!r}")
         return message
-
-
-def _starved_s(pid: int) -> float:
-    """Return for how many seconds the process could run and the machine gave it no processor; 0 where unknown."""
-    try:
-        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
 
 
 def _kill_group(pid: int) -> None:

@@ -146,4 +146,4 @@ def _explain(error: ValidationError, known: list[str], name: str) -> str:
         return f"verifier {name!r} has no option {key!r}.{hint} Its options: {', '.join(known) or 'none'}"
     if first["type"] == "missing":
         return f"verifier {name!r} needs the option {key!r}"
-    return f"verifier {name!r}, option {key!r}: {first['msg']} (got {first['input']!r})"
+    return f"verifier {name!r}, option {key!r}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+from megarl.errors import UserError
 from megarl.rewards.contract import GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import EOS_STRINGS, last_box, strip_eos
+from megarl.rewards.extraction import EOS_STRINGS, TagName, Text, last_box, strip_eos
 
 
-@verifier(run_in="inline")
+def _check_format(
+    *,
+    blocks: tuple[str, ...] = ("think", "answer"),
+    outside: str = "nothing",
+    boxed: bool = False,
+    **_: Any,
+) -> None:
+    if len(set(blocks)) < len(blocks):
+        raise UserError(f"format: blocks {list(blocks)} has a name twice, and each block stands once")
+    if not blocks and not boxed:
+        raise UserError("format: without blocks and without boxed there is nothing to check")
+    if not blocks and outside == "nothing":
+        raise UserError(
+            "format: outside must be 'after' or 'anything' without blocks: all text stands outside"
+        )
+
+
+@verifier(run_in="inline", check=_check_format)
 def format(
     response: Response,
     ground_truth: GroundTruth,
     *,
-    blocks: tuple[str, ...] = ("think", "answer"),
+    blocks: tuple[TagName, ...] = ("think", "answer"),
     outside: Literal["nothing", "after", "anything"] = "nothing",
     allow_empty: bool = False,
     boxed: bool = False,
     graded: bool = False,
-    eos: tuple[str, ...] = EOS_STRINGS,
+    eos: tuple[Text, ...] = EOS_STRINGS,
 ) -> Score:
     r"""Return 1 if the response is `<think>...</think><answer>...</answer>` (for the default blocks), else 0.
 

@@ -10,17 +10,22 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import answer_part, extract, last_code_block
+from megarl.rewards.extraction import TagName, answer_part, extract, last_code_block
 
 
-@verifier(run_in="worker", timeout_s=5.0)
+def _check_schema(*, schema: dict[str, Any] | None = None, **_: object) -> None:
+    if schema is not None:
+        _validator_of(schema)
+
+
+@verifier(run_in="worker", timeout_s=5.0, check=_check_schema)
 def json_schema(
     response: Response,
     ground_truth: GroundTruth,
     *,
     schema: dict[str, Any] | None = None,
     source: Literal["auto", "whole", "fence", "tag"] = "auto",
-    tag: str = "answer",
+    tag: TagName = "answer",
     graded: bool = False,
 ) -> Score:
     """Return 1 if the answer is JSON, valid by the schema and equal to the ground truth's value, if any; else 0.
@@ -34,11 +39,7 @@ def json_schema(
     wanted = schema if schema is not None else ground_truth.get("schema")
     if not isinstance(wanted, (dict, bool)):
         raise BadGroundTruth("a json_schema task needs a 'schema', in its ground truth or among the options")
-    kind = jsonschema.validators.validator_for(wanted, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(wanted)
-    except jsonschema.SchemaError as error:
-        raise BadGroundTruth(f"the schema is wrong: {error.message}") from None
+    kind = _validator_of(wanted)
     try:
         value = json.loads(_json_text(answer_part(response), source, tag), **_STRICT)
     except (ValueError, RecursionError) as error:
@@ -56,8 +57,18 @@ def json_schema(
     return Score(float(right), {"json": 1.0, "valid": 1.0})
 
 
+def _validator_of(schema: dict[str, Any] | bool) -> Any:
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise BadGroundTruth(f"the schema is wrong: {error.message}") from None
+    return kind
+
+
 def _json_text(text: str, source: str, tag: str) -> str:
-    if source in ("auto", "fence") and (block := last_code_block(text, ("json",))) is not None:
+    block = last_code_block(text, ("json",), labelled_first=False)
+    if source in ("auto", "fence") and block is not None:
         return block
     if source in ("auto", "tag") and (inner := extract(text, "tag", marker="", tag=tag)) is not None:
         return inner

@@ -14,7 +14,7 @@ _UNITS = re.compile(rf"[{IDEOGRAPHS}]|[^\W\d_{IDEOGRAPHS}]+")
 # What is in Latin letters in every language.
 _NOT_PROSE = re.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`|\$\$.*?(?:\$\$|\Z)|\$[^$\n]*\$|\\\[.*?(?:\\\]|\Z)|\\\(.*?(?:\\\)|\Z)"
-    r"|\\[a-zA-Z]+(?:\{[^{}]*\})*|</?\w+>|https?://\S+",
+    r"|\\[a-zA-Z]+(?:\{[^{}]*\})*|</?\w+>|<\|[^|\s]*\|>|https?://\S+",
     re.DOTALL,
 )
 _SCRIPTS: dict[str, tuple[str, ...]] = {

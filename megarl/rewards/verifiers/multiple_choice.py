@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import Extract, answer_part, extract
+from megarl.rewards.extraction import Extract, TagName, Text, answer_part, extract
 
 _LETTER = re.compile(r"[\W_]*([A-Za-z])[\W_]*")
 _LETTER_AND_TEXT = re.compile(r"[\s(\[*]*([A-Za-z])\s*[).:\]]\s*(\S.*)", re.DOTALL)
@@ -19,8 +19,8 @@ def multiple_choice(
     ground_truth: GroundTruth,
     *,
     extraction: Extract = "auto",
-    answer_marker: str = "Answer:",
-    tag: str = "answer",
+    answer_marker: Text = "Answer:",
+    tag: TagName = "answer",
 ) -> Score:
     """Return 1 if the answer names the right choice and no other, else 0.
 
@@ -71,4 +71,4 @@ def _letter(answer: str, choices: list[str]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .")
+    return " ".join(text.casefold().split()).rstrip(" .")  # a point at the beginning is a decimal one

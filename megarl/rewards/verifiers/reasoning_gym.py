@@ -16,7 +16,7 @@ from reasoning_gym.factory import DATASETS
 
 from megarl.errors import did_you_mean
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, RunIn, Score, verifier
-from megarl.rewards.extraction import Extract, answer_part, extract
+from megarl.rewards.extraction import Extract, TagName, Text, answer_part, extract
 
 
 def _run_in(ground_truth: GroundTruth) -> RunIn:
@@ -31,8 +31,8 @@ def reasoning_gym(
     ground_truth: GroundTruth,
     *,
     extraction: Extract = "auto",
-    answer_marker: str = "Answer:",
-    tag: str = "answer",
+    answer_marker: Text = "Answer:",
+    tag: TagName = "answer",
     keep_thinking: bool = False,
     exact_only: bool = False,
 ) -> Score:

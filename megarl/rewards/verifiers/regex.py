@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import regex as engine
+from pydantic import Field
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import Extract, answer_part, extract
+from megarl.rewards.extraction import Extract, TagName, Text, answer_part, extract
 from megarl.rewards.verifiers.exact import texts_of
 
 
-@verifier(run_in="worker", timeout_s=5.0)
+def _check_pattern(*, pattern: str | None = None, **_: object) -> None:
+    if pattern is not None:
+        _compiled(pattern)
+
+
+@verifier(run_in="worker", timeout_s=5.0, check=_check_pattern)
 def regex(
     response: Response,
     ground_truth: GroundTruth,
     *,
-    pattern: str | None = None,
+    pattern: Text | None = None,
     full: bool = False,
     ignore_case: bool = False,
-    seconds: float = 1.0,
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0,
     extraction: Extract = "whole",
-    answer_marker: str = "Answer:",
-    tag: str = "answer",
+    answer_marker: Text = "Answer:",
+    tag: TagName = "answer",
 ) -> Score:
     """Return 1 if the pattern is found (`full`: if it matches from beginning to end), else 0.
 
@@ -32,10 +40,7 @@ def regex(
     source = pattern if pattern is not None else ground_truth.get("pattern")
     if not isinstance(source, str):
         raise BadGroundTruth("a regex task needs a 'pattern', in its ground truth or among the options")
-    try:
-        compiled = engine.compile(source, engine.IGNORECASE if ignore_case else 0)
-    except engine.error as error:
-        raise BadGroundTruth(f"the pattern {source!r} is wrong: {error}") from None
+    compiled = _compiled(source, engine.IGNORECASE if ignore_case else 0)
     text = extract(answer_part(response), extraction, marker=answer_marker, tag=tag)
     if text is None:
         return Score(0.0, reason="no answer found")
@@ -50,3 +55,10 @@ def regex(
         return Score(float(bool(found)))
     value = found[-1].group(1 if compiled.groups else 0)
     return Score(float(value is not None and value.strip() in texts_of(ground_truth)))
+
+
+def _compiled(pattern: str, flags: int = 0) -> Any:
+    try:
+        return engine.compile(pattern, flags)
+    except engine.error as error:
+        raise BadGroundTruth(f"the pattern {pattern!r} is wrong: {error}") from None

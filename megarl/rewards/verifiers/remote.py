@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from megarl.rewards.contract import GroundTruth, Response, Score, to_score, verifier
-from megarl.rewards.http import JsonClient, ServiceFailure, check_http
+from megarl.rewards.http import JsonClient, Seconds, ServiceFailure, Wait, check_http
 
 _Waiting = tuple[dict[str, Any], "asyncio.Future[Score]"]
 
@@ -27,6 +27,7 @@ class Remote:
 
     timeout_s: of one request; retries, backoff_s: see `JsonClient`. concurrency: batches under way at once.
     headers, token_file: sent with each request; a token belongs in a file, not in a configuration.
+    proxy: none, unless an address or `environment` is given; see `JsonClient`.
     """
 
     def __init__(
@@ -34,13 +35,14 @@ class Remote:
         *,
         url: str,
         batch_size: Annotated[int, Field(ge=1)] = 32,
-        max_wait_s: Annotated[float, Field(ge=0)] = 0.05,
-        timeout_s: Annotated[float, Field(gt=0)] = 60.0,
+        max_wait_s: Wait = 0.05,
+        timeout_s: Seconds = 60.0,
         retries: Annotated[int, Field(ge=0)] = 4,
-        backoff_s: Annotated[float, Field(ge=0)] = 0.5,
+        backoff_s: Wait = 0.5,
         concurrency: Annotated[int, Field(ge=1)] = 8,
         headers: Mapping[str, str] | None = None,
         token_file: str | None = None,
+        proxy: str | None = None,
     ) -> None:
         self._client = JsonClient(
             url,
@@ -50,6 +52,7 @@ class Remote:
             concurrency=concurrency,
             headers=headers,
             token_file=token_file,
+            proxy=proxy,
         )
         self._batch_size = batch_size
         self._max_wait_s = max_wait_s

@@ -30,7 +30,7 @@ from megarl.rollout.engine import EngineError, GenerateRequest, GenerateResult, 
 from megarl.rollout.sglang.client import Server, at_once
 from megarl.rollout.sglang.launch import dtype_of, server_command, server_environment
 from megarl.rollout.sglang.layout import FusedLayout, expected_names
-from megarl.rollout.sglang.process import ServerProcess
+from megarl.rollout.sglang.process import ServerProcess, every_interface
 from megarl.rollout.sglang.requests import RequestRunner
 from megarl.rollout.sglang.settings import SGLangSettings
 from megarl.rollout.sglang.sync import WeightSync
@@ -46,7 +46,7 @@ class SGLangEngine:
     def __init__(self, settings: SGLangSettings, context: EngineContext) -> None:
         self._settings = settings
         self._context = context
-        self._address = settings.address or context.address or "127.0.0.1"
+        self._address = (settings.address or context.address or "127.0.0.1").strip("[]")
         self._layout = FusedLayout.of(
             context.model_path, tp_size=settings.tensor_parallel, device=context.device
         )
@@ -168,7 +168,7 @@ class SGLangEngine:
         alone = context.address is None
         return ServerProcess(
             server_command(settings, context, number, self._layout.told),
-            host="127.0.0.1" if alone else "0.0.0.0",
+            host="127.0.0.1" if alone else every_interface(self._address),
             address="127.0.0.1" if alone else self._address,
             fixed_port=settings.port + number if settings.port else None,
             log_file=context.folder / (f"sglang.{number}.log" if number else "sglang.log"),

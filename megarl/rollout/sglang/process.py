@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -61,7 +63,8 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}:{self.port}"
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"http://{host}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -208,11 +211,31 @@ def free_port(host: str) -> int:
     raise UserError(f"no port of {SERVER_PORTS[0]} to {SERVER_PORTS[1]} on {host} is free")
 
 
+def every_interface(address: str) -> str:
+    """Return what a server listens on that others find at this address: IPv6's interfaces, if it has no other."""
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # only others know the name
+        return "0.0.0.0"
+    return "::" if all(family == socket.AF_INET6 for family, *_ in found) else "0.0.0.0"
+
+
 def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
+    """Return whether nobody listens there. host: "" for all interfaces, of IPv4 and, where there is one, of IPv6."""
+    try:
+        ways = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        return False
+    return all(_can_bind(family, address, needed=bool(host)) for family, _, _, _, address in ways)
+
+
+def _can_bind(family: int, address: Any, *, needed: bool) -> bool:
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(address)
+    except OSError as error:
+        return not needed and error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -77,6 +78,29 @@ class SGLangSettings(EngineSettings):
                 "it is for servers that megarl starts, engine.urls for servers that already run: set one of them"
             )
         return port
+
+    @field_validator("urls")
+    @classmethod
+    def _of_servers(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        from megarl.rewards.http import check_url
+
+        for number, url in enumerate(urls):
+            try:
+                check_url(url, key=f"number {number},")
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return urls
+
+    @field_validator("address")
+    @classmethod
+    def _of_a_host(cls, address: str | None) -> str | None:
+        if address is not None and (
+            not re.fullmatch(r"[\w.:%-]+|\[[\w.:%]+\]", address) or address.count(":") == 1
+        ):
+            raise ValueError(
+                f"{address!r} is no host: give a name or an IP address alone, without http:// and port"
+            )
+        return address
 
     def check(self, architecture: Architecture, *, gpus: int) -> None:
         degree, shape = self.tensor_parallel, architecture.transformer

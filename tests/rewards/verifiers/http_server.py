@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
 
 # (path, headers, body) -> (status, headers, JSON value or raw bytes)
 Behaviour = Callable[[str, dict[str, str], Any], tuple[int, dict[str, str], Any]]
@@ -27,7 +30,7 @@ class Server:
 
 
 @contextmanager
-def serving(behaviour: Behaviour) -> Iterator[Server]:
+def serving(behaviour: Behaviour, host: str = "127.0.0.1") -> Iterator[Server]:
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -54,9 +57,12 @@ def serving(behaviour: Behaviour) -> Iterator[Server]:
         def log_message(self, *args: object) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server = Server(f"http://127.0.0.1:{http.server_address[1]}")
+    class Listener(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+    http = Listener((host, 0), Handler)
+    server = Server(f"http://{f'[{host}]' if ':' in host else host}:{http.server_address[1]}")
     thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
@@ -65,6 +71,26 @@ def serving(behaviour: Behaviour) -> Iterator[Server]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def dead_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every variable names a proxy at which nobody answers, and NO_PROXY excepts nobody."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for variable in (name, name.upper()):
+            monkeypatch.setenv(variable, "socks5://127.0.0.1:9" if "all" in name else "http://127.0.0.1:9")
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+HOSTS = ("127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")))
 
 
 def failing_first(times: int, status: int, then: Behaviour, **headers: str) -> Behaviour:

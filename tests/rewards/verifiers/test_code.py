@@ -35,6 +35,9 @@ RIGHT = "print(sum(map(int, input().split())))"
 HALF_RIGHT = "a, b = map(int, input().split())\nprint(a + b if b > 0 else 'no')"
 
 
+DOCUMENTED = "def f():\n    '''\n    ```\n    f()\n    ```\n    '''\n"
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     with nothing_left_behind(tmp_path):
@@ -61,7 +64,35 @@ def scored(text: str, ground_truth=ADDS, **options):
         ("```Python\nA\n```", "A\n"),
         ("```py title='x'\nA\n```", "A\n"),
         ("~~~python\nA\n~~~", "A\n"),
-        ("  ```python\n  A\n  ```", "  A\n"),
+        ("  ```python\n  A\n  ```", "A\n"),
+        ("1. So:\n     ```python\n     if A:\n         B\n     ```", "if A:\n    B\n"),
+        ("- ```python\n  if A:\n      B\n  ```", "if A:\n    B\n"),
+        ("10) ```python\n    A\n    ```", "A\n"),
+        ("\t```python\n\tif A:\n\t\tB\n\t```", "if A:\n\tB\n"),
+        ("\t```python\n    if A:\n        B\n    ```", "if A:\n    B\n"),
+        ("   ```python\nA\n```", "A\n"),
+        ("> ```python\n> if A:\n>     B\n>\n> ```", "if A:\n    B\n\n"),
+        (
+            f"```python\n{DOCUMENTED}```",
+            DOCUMENTED,
+        ),
+        ("```python\nif A:\n\t'''\n\t```\n\t'''\n```", "if A:\n\t'''\n\t```\n\t'''\n"),
+        ("```python\nA\n```\nIt prints\n```\n7\n```", "A\n"),
+        ("```\nA\n```\n```python\nB\n```\n```\nC\n```", "B\n"),
+        ("```\nA\n```\n```\nB\n```", "B\n"),
+        ("```\nA\n```\n```python\nB, cut off", "A\n"),
+        ("```cpp\nA\n```\n```\nB\n```", "B\n"),
+        ("```python-repl\n>>> A\n```", None),
+        ("```{.python .numberLines}\nA\n```", "A\n"),
+        ("```{#it .python}\nA\n```", "A\n"),
+        ("```{python, echo=FALSE}\nA\n```", "A\n"),
+        ('``` Python3.11 title="x"\nA\n```', "A\n"),
+        ("```python{1,3}\nA\n```", "A\n"),
+        ("```python:main.py\nA\n```", "A\n"),
+        ("```language-python\nA\n```", "A\n"),
+        ("```{}\nA\n```", "A\n"),
+        ("~~~ python `x`\n```\n~~~~", "```\n"),
+        ("```python\ns = '\x0c```\u2028```'\n```", "s = '\x0c```\u2028```'\n"),
         ("```python\nA\n```\ntext\n```python\nB\n```", "B\n"),
         ("```python\nA\n```\n```text\nthe output\n```", "A\n"),
         ("```python\nA\n```\n```python\nB, cut off", "A\n"),
@@ -78,7 +109,7 @@ def scored(text: str, ground_truth=ADDS, **options):
     ],
 )
 def test_the_program_is_the_last_closed_block_in_the_language(text, program):
-    assert last_code_block(text, ("python", "py")) == program
+    assert last_code_block(text, ("python", "python3", "py")) == program
 
 
 @given(st.lists(st.sampled_from(["```", "```python", "~~~", "A", "", "````", "```text"]), max_size=12))

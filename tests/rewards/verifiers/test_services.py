@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from megarl.errors import UserError
 from megarl.rewards import Response, Scored, Scorer, verify
-from tests.rewards.verifiers.http_server import failing_first, serving, slow
+from megarl.rewards.http import proxy_of_the_environment
+from tests.rewards.verifiers.http_server import HOSTS, dead_proxies, failing_first, serving, slow
 
 FAST = {"backoff_s": 0.01, "max_wait_s": 0.02}
 
@@ -173,6 +175,101 @@ def test_the_token_comes_from_a_file_and_a_wrong_address_is_refused_at_start(tmp
         Scorer({"verifiers": [{"name": "remote"}]})
 
 
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("proxy", [None, "environment"])
+def test_no_proxy_comes_between_us_and_this_machine_whatever_the_environment_says(host, proxy, monkeypatch):
+    dead_proxies(monkeypatch)
+    with serving(by_length, host) as server, remote(server.url, retries=0, proxy=proxy) as scorer:
+        assert score_all(scorer, "remote", ["x"])[0].reward == 0.1
+    with serving(judging("Score: 10"), host) as server:
+        assert judge(server.url, "4", retries=0, proxy=proxy).value == 1
+
+
+def test_a_proxy_is_used_where_it_is_asked_for(monkeypatch):
+    dead_proxies(monkeypatch)
+    asked = []
+
+    def through(path, headers, body):
+        asked.append(path)
+        return by_length(path, headers, body)
+
+    url = "http://verifier.example:81/score"
+    with serving(through) as server:
+        with remote(url, retries=0, proxy=server.url) as scorer:
+            assert score_all(scorer, "remote", ["x"])[0].reward == 0.1
+        monkeypatch.setenv("http_proxy", server.url.removeprefix("http://"))
+        with remote(url, retries=0, proxy="environment") as scorer:
+            assert score_all(scorer, "remote", ["x"])[0].reward == 0.1
+    assert asked == [url, url]
+    with remote("http://127.1.2.3:9", retries=0) as scorer:
+        assert "environment" not in score_all(scorer, "remote", ["x"])[0].reason
+
+
+@pytest.mark.parametrize(
+    ("url", "no_proxy", "variable"),
+    [
+        ("http://verifier.example", "", "HTTP_PROXY"),
+        ("https://verifier.example", "", "HTTPS_PROXY"),
+        ("http://verifier.example", "other.example, .verifier", "HTTP_PROXY"),
+        ("http://verifier.example", "other.example, verifier.example", None),
+        ("http://a.verifier.example:8000", ".Verifier.example", None),
+        ("http://averifier.example", "verifier.example", "HTTP_PROXY"),
+        ("http://verifier.example", "*", None),
+        ("http://10.1.2.3", "10.0.0.0/8", None),
+        ("http://11.1.2.3", "10.0.0.0/8", "HTTP_PROXY"),
+        ("http://10.1.2.3:8000", "10.1.2.3:8000", None),
+        ("http://[fd00::1]:8000", "fd00::/8", None),
+        ("http://[fe80::1]:8000", "", "HTTP_PROXY"),
+        ("http://127.9.9.9:1", "", None),
+        ("http://[::1]:1", "", None),
+        ("http://LocalHost:1", "", None),
+        ("http://judge:8000", "", None),
+        ("http://judge.rl.svc:8000", "", None),
+        ("http://judge.rl.svc.cluster.local.:8000", "", None),
+    ],
+)
+def test_the_proxy_of_the_environment_leads_neither_into_the_cluster_nor_to_excepted_hosts(
+    url, no_proxy, variable, monkeypatch
+):
+    dead_proxies(monkeypatch)
+    monkeypatch.setenv("no_proxy", no_proxy)
+    assert proxy_of_the_environment(url) == variable
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": "http://::1:8000"}, "brackets"),
+        ({"url": "http://[::1:8000"}, "url"),
+        ({"url": "http://host:99999"}, "url"),
+        ({"url": ""}, "url '' must begin with http"),
+        ({"url": "http://host/a b"}, "url"),
+        ({"proxy": "localhost:3128"}, "proxy 'localhost:3128' must be an address"),
+        ({"proxy": "ftp://localhost"}, "proxy 'ftp://localhost'"),
+        ({"proxy": ""}, "proxy ''"),
+        ({"headers": {"X": "a\nb"}}, "headers: 'X'"),
+        ({"headers": {"": "a"}}, "headers: ''"),
+        ({"max_wait_s": float("inf")}, "max_wait_s"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"backoff_s": float("inf")}, "backoff_s"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_start_by_its_key(options, message):
+    with pytest.raises(UserError, match=rf"rewards\.verifiers\.0: .*{re.escape(message)}"):
+        remote(**{"url": "http://localhost", **options})
+
+
+def test_a_token_is_one_and_alone(tmp_path):
+    token = tmp_path / "token"
+    for content in ("", " \n", "a\nb", "ä"):
+        token.write_text(content)
+        with pytest.raises(UserError, match="holds no token"):
+            remote("http://localhost", token_file=str(token))
+    token.write_text("t")
+    with pytest.raises(UserError, match="set one of them"):
+        remote("http://localhost", token_file=str(token), headers={"authorization": "Bearer u"})
+
+
 def judging(reply: str):
     def behave(path: str, headers: dict[str, str], body: Any) -> tuple[int, dict[str, str], Any]:
         assert path == "/v1/chat/completions"
@@ -240,6 +337,13 @@ def test_a_judges_settings_are_refused_at_start():
     for options, message in (
         ({"pattern": "score"}, "must have one group"),
         ({"pattern": "("}, "pattern '\\('"),
+        ({"template": "Is {answer} right?"}, "no word {response}"),
+        ({"model": " "}, "model"),
+        ({"low": float("-inf")}, "low"),
+        ({"temperature": -1}, "temperature"),
+        ({"extra": {"messages": []}}, "extra has 'messages'"),
+        ({"extra": {"stream": True}}, "extra has 'stream'"),
+        ({"extra": {"model": "n"}}, "use the option model"),
         ({"low": 5.0, "high": 1.0}, "low \\(5\\) must be below high \\(1\\)"),
     ):
         with pytest.raises(UserError, match=message):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megarl.errors import UserError
-from megarl.rewards import Response, builtin_names, find, verifiers, verify
+from megarl.rewards import Response, Scorer, builtin_names, find, verifiers, verify
 
 
 def value(name: str, text: str, ground_truth: dict | None = None, **options) -> float | None:
@@ -43,6 +43,104 @@ def test_exact_takes_any_of_several_ground_truths_and_its_options():
     assert value("exact", "New  York", {"answer": "New York"}, ignore_space=False) == 0.0
     assert value("exact", "New York", {}) is None
     assert value("exact", "nan", {"answer": float("nan")}) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("-5", "5"),
+        ("−5", "5"),
+        ("- 5", "5"),
+        ("-$5", "$5"),
+        ("±5", "5"),
+        ("1.5", "15"),
+        (".5", "5"),
+        ("-.5", "-5"),
+        ("0.5", "05"),
+        ("1,5", "15"),
+        ("(1, 2)", "12"),
+        ("(1,2)", "12"),
+        ("1/2", "12"),
+        ("1 / 2", "1 2"),
+        ("-½", "½"),
+        ("3:2", "32"),
+        ("12:30", "1230"),
+        ("10-20", "1020"),
+        ("1 -5", "1-5"),
+        ("50%", "50"),
+        ("1e-5", "1e5"),
+        ("10^{-3}", "10^3"),
+        ("2^{10}", "210"),
+        ("10**2", "102"),
+        ("2x-5", "2x5"),
+        ("x = -5", "x = 5"),
+        ("x < 5", "x > 5"),
+        ("<=5", ">=5"),
+        (r"-\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\frac{1}{23}", r"\frac{12}{3}"),
+        ("∞", "-∞"),
+        ("कि", "की"),
+    ],
+)
+def test_ignoring_punctuation_never_takes_a_number_for_another(one, other):
+    for answer, gold in ((one, other), (other, one)):
+        assert value("exact", f"Answer: {answer}", {"answer": gold}, ignore_punctuation=True) == 0
+        assert value("exact", f"Answer: {answer}", {"answer": answer}, ignore_punctuation=True) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Paris.", "“Paris”"),
+        ("U.S.A.", "USA"),
+        ("it’s", "its"),
+        ("well-known", "wellknown"),
+        ("COVID-19", "COVID19"),
+        ("_rock_ & roll!", "rock  roll"),
+        ("−5", "-5"),
+        ("**-5**", "- 5."),
+        ("$-5$", "-$5"),
+        ("5!", "(5)"),
+        (".5", "0.5"),
+        ("1,234,567.89", "1234567.89"),
+        ("1’000", "1000"),
+        (r"50\%", "50 %"),
+        ("10–20", "10 - 20"),
+        ("x=5", "x = 5"),
+        ("+", "+"),
+    ],
+)
+def test_ignoring_punctuation_takes_a_text_for_itself_however_it_is_pointed(one, other):
+    for answer, gold in ((one, other), (other, one)):
+        assert value("exact", f"Answer: {answer}", {"answer": gold}, ignore_punctuation=True) == 1
+
+
+def test_a_choices_decimal_point_is_no_full_stop():
+    choices = {"answer": "A", "choices": ["5", ".5"]}
+    assert value("multiple_choice", "Answer: 5.", choices) == 1
+    assert value("multiple_choice", "Answer: .5", choices) == 0
+
+
+@pytest.mark.parametrize("cut_off", ["Answer: B\nAnswer: ", "Answer: B\nAnswer:", "Answer: B\n\nAnswer:\n\n"])
+@pytest.mark.parametrize("extraction", ["auto", "marker"])
+@pytest.mark.parametrize("marker", ["Answer:", "Answer: "])
+def test_nothing_behind_the_last_marker_is_no_answer_whatever_an_earlier_one_says(
+    cut_off, extraction, marker
+):
+    options = {"extraction": extraction, "answer_marker": marker}
+    for name, ground_truth in (
+        ("exact", {"answer": "B"}),
+        ("multiple_choice", {"answer": "B"}),
+        ("regex", {"pattern": "B|^$"}),
+        ("reasoning_gym", {"dataset": "leg_counting", "entry": {"answer": "B", "metadata": {}}}),
+    ):
+        score = verify(name, cut_off, ground_truth, **options)
+        assert (score.value, score.reason) == (0, "no answer found"), name
+        assert value(name, f"{cut_off}\nB", ground_truth, **options) == 1, name
+    assert value("math", "Answer: 4\nAnswer: ", {"answer": 4}, mode="lenient") == 0
+    assert value("math", "#### 4\n#### ", {"answer": 4}, mode="lenient") == 0
+    assert value("math", "The answer is 4.\nThe final answer is ", {"answer": 4}, mode="lenient") == 0
+    assert value("math", "#### 4\nAnswer:", {"answer": 4}, mode="lenient") == 0
 
 
 CHOICES = {"answer": "B", "choices": ["red", "blue", "green", "A and B"]}
@@ -318,3 +416,57 @@ def test_every_built_in_verifier_is_found_and_its_options_are_its_keywords():
     for name in builtin_names():
         with pytest.raises(UserError, match="has no option 'no_such_option'"):
             find(name).options({"no_such_option": 1}, where="here")
+
+
+MARKED = ("exact", "multiple_choice", "regex", "reasoning_gym")
+REFUSED = [
+    *((name, {"answer_marker": " "}, "option 'answer_marker': it is empty") for name in MARKED),
+    *(
+        (name, {"tag": tag}, "option 'tag': a tag's name")
+        for name in MARKED
+        for tag in ("", "<answer>", "a b")
+    ),
+    *((name, {"extraction": "last"}, "option 'extraction'") for name in MARKED),
+    ("json_schema", {"tag": ""}, "option 'tag'"),
+    ("json_schema", {"schema": {"type": "text"}}, "the schema is wrong"),
+    ("regex", {"pattern": ""}, "option 'pattern': it is empty"),
+    ("regex", {"pattern": "("}, "the pattern '(' is wrong"),
+    ("regex", {"seconds": 0}, "option 'seconds'"),
+    ("regex", {"seconds": float("inf")}, "option 'seconds'"),
+    ("math", {"think": ["", ""]}, "option 'think.0': it is empty"),
+    ("math", {"think": ["<t>", "<t>"]}, "option 'think': the tag that opens"),
+    ("math", {"think": ["<t>"]}, "option 'think"),
+    ("math", {"eos": ["</s>", ""]}, "option 'eos.1': it is empty"),
+    ("math", {"forms": []}, "option 'forms'"),
+    ("math", {"max_characters": 0}, "option 'max_characters'"),
+    ("format", {"blocks": ["think", ""]}, "option 'blocks.1'"),
+    ("format", {"blocks": ["think", "think"]}, "blocks ['think', 'think'] has a name twice"),
+    ("format", {"blocks": []}, "without blocks"),
+    ("format", {"blocks": [], "boxed": True}, "outside must be"),
+    ("format", {"eos": [" "]}, "option 'eos.0'"),
+    ("length", {"start": 5, "end": 5}, "start < end"),
+    ("repetition", {"ngram": 0}, "option 'ngram'"),
+    ("repetition", {"allowed": float("nan")}, "option 'allowed'"),
+    ("language_consistency", {"language": ""}, "unknown language ''"),
+    ("code", {"total_seconds": 0}, "option 'total_seconds'"),
+    ("code", {"total_seconds": float("inf")}, "option 'total_seconds'"),
+    ("code", {"float_tolerance": -1}, "option 'float_tolerance"),
+    ("code", {"float_tolerance": float("nan")}, "option 'float_tolerance"),
+    ("code", {"languages": {"go": {"labels": [], "run": ["go"]}}}, "languages: 'go': labels"),
+    ("code", {"languages": {"Go": {"labels": ["go"], "run": ["go"]}}}, "languages: 'Go': its name"),
+    ("code", {"languages": {"go": {"labels": ["go"], "file": "main.go"}}}, "languages: 'go': run is missing"),
+    (
+        "code",
+        {"languages": {"go": {"labels": ["go"], "file": "a/b", "run": ["go"]}}},
+        "languages: 'go': file 'a/b'",
+    ),
+    ("code", {"languages": {"go": {"labels": ["go"], "run": [""]}}}, "languages: 'go': build and run"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
+def test_an_option_that_cannot_work_is_refused_at_start_by_its_key(name, options, message):
+    with pytest.raises(UserError) as refused:
+        Scorer({"workers": 0, "verifiers": [{"name": name, "options": options}]})
+    assert str(refused.value).startswith("rewards.verifiers.0: ")
+    assert message in str(refused.value)

@@ -5,7 +5,8 @@ First frame in: the setup; out: "ready". Then, one at a time, a job in and a rep
 at any moment, ends it and everything below it.
 
 Each job runs in a forked child that gives up its rights (`confine.py`) before it becomes the program. When
-the child ends, or its time or output is used up, whatever it started is killed before the report is sent.
+the child ends, or its time or output is used up, whatever it started is killed before the report is sent. Before
+the next one, the folders are made as they were (`folder.py`).
 
 This file and those beside it import as little as they can: they are loaded once for every response.
 """
@@ -21,6 +22,8 @@ import stat
 import time
 
 from . import confine, program, tree, wire
+from .clock import FairClock
+from .folder import WorkFolder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,10 +86,11 @@ def started(requests: int, replies: int, setup: dict[str, Any]) -> tuple[str, by
             file.write(content)
     for name in setup["preload"]:  # once here rather than in every child
         __import__(name)
+    supervisor = Supervisor(requests, replies, setup)
     wire.send(replies, wire.pack_report(wire.READY))
     os.dup2(1, 2)
     gc.freeze()  # collections in the children leave our pages alone, shared
-    return Supervisor(requests, replies, setup).serve()
+    return supervisor.serve()
 
 
 class Supervisor:
@@ -94,10 +98,15 @@ class Supervisor:
 
     def __init__(self, requests: int, replies: int, setup: dict[str, Any]) -> None:
         self.requests, self.replies, self.setup = requests, replies, setup
+        self.folder = WorkFolder(setup["scratch"], setup["confine"]["uid"])
+        self.folder.keep()
 
     def serve(self) -> tuple[str, bytes, dict[str, Any]] | None:
         """Answer jobs until the input ends (None), or return, in the child, what it is to become."""
         while (job := wire.receive(self.requests)) is not None:
+            if not self.folder.renew():
+                wire.send(self.replies, wire.pack_report(wire.SPOILED))
+                continue
             streams = Streams(job)
             pid = os.fork()
             if pid == 0:
@@ -133,6 +142,7 @@ class Supervisor:
     def _watch(self, pid: int, job: dict[str, Any], streams: Streams) -> bytes | None:
         """Wait for the child, its time or its output to end. Returns None if the other side is gone."""
         begin, cpu_before = time.monotonic(), children_cpu()
+        clock = FairClock(job["wall_seconds"], lambda: tree.descendants(os.getpid()), job["most_seconds"])
         streams.close_child_ends()
         failure = streams.confinement_failure()
         kind, code, most_memory = wire.OUTPUT, 0, 0
@@ -145,7 +155,7 @@ class Supervisor:
                 most_memory = usage.ru_maxrss * 1024
                 streams.drain()
                 break
-            if time.monotonic() - begin > job["wall_seconds"]:
+            if clock.left() <= 0:
                 kind = wire.WALL
                 break
             if streams.overflowed:
@@ -157,6 +167,7 @@ class Supervisor:
         self._sweep()
         if job.get("build"):
             make_executable(".")
+            self.folder.keep()
         outputs = streams.collected()
         if failure:
             return wire.pack_report(wire.FAILURE, stderr=failure)

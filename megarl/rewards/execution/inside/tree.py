@@ -30,6 +30,17 @@ def threads(pids: list[int]) -> int:
     return sum(max(1, len(_list(f"/proc/{pid}/task"))) for pid in pids)
 
 
+def kept_waiting(pids: list[int]) -> dict[int, float]:
+    """Return for how many seconds each of their threads could run and the machine gave it no processor, where known."""
+    waited = {}
+    for pid in pids:
+        for thread in _list(f"/proc/{pid}/task"):
+            times = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+            if len(times) == 3:
+                waited[int(thread)] = int(times[1]) / 1e9
+    return waited
+
+
 def kill_all(root: int, patience: float = 5.0) -> list[int]:
     """SIGKILL everything below `root`, again until nothing is left but zombies of its own children.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct("!I")
 HEADER = struct.Struct("!BiddQIIi")  # kind, code, wall and cpu seconds, bytes of memory, lengths of the blobs
-READY, FAILURE, EXIT, SIGNAL, WALL, OUTPUT = range(6)
+READY, FAILURE, EXIT, SIGNAL, WALL, OUTPUT, SPOILED = range(7)
 MARSHAL_VERSION = 2  # understood by every Python 3
 
 

@@ -12,10 +12,11 @@ itself cannot do makes a response unscored: otherwise "unscored" would be a way 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -75,12 +76,30 @@ def check_code(
     **options: Any,
 ) -> None:
     """Run a trial program in the sandbox that these options ask for. Raises UserError where there is none."""
-    known = {**LANGUAGES, **languages}
+    known, language = {**LANGUAGES, **languages}, language.lower()
     if language not in known:
         raise UserError(f"language {language!r} is not known.{did_you_mean(language, known)}")
+    for name, one in languages.items():
+        if problem := _problem(name, one):
+            raise UserError(f"languages: {name!r}: {problem}")
     given = {name: options[name] for name in SANDBOX_OPTIONS if name in options}
     chosen = choose(sandbox, programs=bool(known[language].run), **given)
     log.info("code: programs run in %s", chosen.describe())
+
+
+def _problem(name: str, language: Language) -> str | None:
+    """Return what keeps a language from ever being found or run."""
+    if not name or name != name.lower():
+        return "its name must be lower case, as those of prompts are read"
+    if not language.labels or not all(re.fullmatch(r"[a-z\d_+#-]+", label) for label in language.labels):
+        return f"labels {list(language.labels)}: names as they stand after a fence are needed, in lower case"
+    if language.file in ("", ".", "..") or "/" in language.file:
+        return f"file {language.file!r}: a file's name is needed, without a folder"
+    if not language.run and (language.build or language.file != PYTHON.file):
+        return "run is missing: without it the program runs in Python, as main.py and without a build"
+    if "" in (*language.build[:1], *language.run[:1]):
+        return "build and run must begin with the name of a program"
+    return None
 
 
 @verifier(timeout_s=240, check=check_code)
@@ -91,11 +110,11 @@ def code(
     score: Literal["all", "fraction"] = "all",
     run_all: bool = False,
     max_tests: Annotated[int, Field(ge=1)] | None = None,
-    total_seconds: float = 120.0,
+    total_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 120.0,
     language: str = "python",
     languages: Mapping[str, Language] = NO_LANGUAGES,
     compare: How = "lines",
-    float_tolerance: float | None = 0.0,
+    float_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 0.0,
     ignore_case: bool = False,
     limits: Limits = LIMITS,
     sandbox: Kind = "auto",
@@ -109,7 +128,8 @@ def code(
     score: `all` gives 1 for all tests passed and 0 otherwise, `fraction` the share of tests passed.
     run_all: go on after a failed test though `all` knows its verdict; for the `passed` part in the logs.
     max_tests: at most so many, evenly spread over the task's. total_seconds: for all tests together; those
-        that were not reached by then count as failed. Keep it well below the verifier's own time bound.
+        that were not reached by then count as failed. It is plain time on the clock, on a crowded machine too. Keep
+        it well below the verifier's own time bound.
     language: unless the ground truth has a `language`. languages: further ones, or in place of the built-in.
     compare, float_tolerance, ignore_case: see `Comparison`. limits: of one test, see `Limits`.
     sandbox, python, read_only, cgroups, unsafe_allow_unsandboxed: see `execution.choose`.
@@ -163,7 +183,7 @@ class _Judge:
         passed, first, build = 0, None, self.language.build
         files = {self.language.file: program.encode("utf-8", "replace")}
         with sandbox.session(files, self.limits, build=build) as session:
-            if build and not (built := session.build()).ok:
+            if build and not (built := session.build(within=self.deadline - time.monotonic())).ok:
                 return 0, 0, f"does not build: {_why(built)}"
             for number, test in enumerate(self.tests, start=1):
                 left = self.deadline - time.monotonic()
@@ -178,13 +198,12 @@ class _Judge:
 
     def _fault(self, session: Session, test: Test, left: float) -> str | None:
         """Return what is wrong with the program on this test; None if it passes."""
-        limits = replace(self.limits, wall_seconds=min(self.limits.wall_seconds, left))
         if isinstance(test, CallTest):
-            run = session.call(test.function, test.args, test.kwargs, limits)
+            run = session.call(test.function, test.args, test.kwargs, within=left)
         elif self.language.run:
-            run = session.command(self.language.run, test.stdin.encode("utf-8", "replace"), limits)
+            run = session.command(self.language.run, test.stdin.encode("utf-8", "replace"), within=left)
         else:
-            run = session.script(test.stdin.encode("utf-8", "replace"), limits)
+            run = session.script(test.stdin.encode("utf-8", "replace"), within=left)
         if not run.ok:
             return _why(run)
         if isinstance(test, StdinTest):

@@ -14,10 +14,12 @@ import math as _math
 import re
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import EOS_STRINGS, THINK, answer_part, last_box, strip_eos
+from megarl.rewards.extraction import EOS_STRINGS, THINK, Tags, Text, answer_part, last_box, strip_eos
 from megarl.rewards.verifiers.math.answer import THOUSANDS, Answer, read
 from megarl.rewards.verifiers.math.equal import Percent, Rules, same
 from megarl.rewards.verifiers.math.text import tidy
@@ -63,11 +65,11 @@ def math(
     ground_truth: GroundTruth,
     *,
     mode: Mode = "strict",
-    forms: tuple[Form, ...] | None = None,
+    forms: Annotated[tuple[Form, ...], Field(min_length=1)] | None = None,
     percent: Percent | None = None,
-    think: tuple[str, str] = THINK,
-    eos: tuple[str, ...] = EOS_STRINGS,
-    max_characters: int = 2000,
+    think: Tags = THINK,
+    eos: tuple[Text, ...] = EOS_STRINGS,
+    max_characters: Annotated[int, Field(ge=1)] = 2000,
 ) -> Score:
     r"""Return 1 if the final answer equals the ground truth, 0 if not or if there is none.
 
@@ -151,11 +153,13 @@ def _final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
 
 
 def _after_last(prefix: re.Pattern[str], text: str) -> str | None:
-    """Return the rest of the line (to the end of its sentence) behind the last match that has one."""
-    for match in reversed(list(prefix.finditer(text))):
-        end = text.find("\n", match.end())
-        line = text[match.end() : end if end >= 0 else len(text)].strip(" \t*_`")
-        if line:
-            box = last_box(line)
-            return _SENTENCE_END.split(line, 1)[0].strip(" \t*_`") if box is None else box
-    return None
+    """Return the rest of the line (to the end of its sentence) behind the last match, or the next line that has one.
+
+    "" where nothing stands there: the response was cut off, and what it said before is not its answer.
+    """
+    matches = list(prefix.finditer(text))
+    if not matches:
+        return None
+    line = text[matches[-1].end() :].strip(" \t\n*_`").partition("\n")[0]
+    box = last_box(line)
+    return _SENTENCE_END.split(line, maxsplit=1)[0].strip(" \t*_`") if box is None else box
