@@ -30,7 +30,7 @@ Mode = Literal["strict", "lenient"]
 Form = Literal["boxed", "answer_line", "hashes"]
 FORMS: dict[str, tuple[Form, ...]] = {"strict": ("boxed",), "lenient": ("boxed", "answer_line", "hashes")}
 # Processor time for one response, and for finding out whether the ground truth is at fault.
-SECONDS, GOLD_SECONDS = 1.5, 0.5
+SECONDS, GOLD_SECONDS = 2.0, 0.5
 # What stands before the answer; possessive, so that no run of blanks is tried twice.
 _ANSWER_LINE = re.compile(
     r"(?:^[ \t>*_#-]*+(?:the[ \t]++)?(?:final[ \t]++)?answer[ \t*_]*+(?:is[ \t*_]*+:?|[:\uff1a])"
@@ -62,6 +62,9 @@ def _warm() -> None:
         ("a_1+f(x)", "a_{1}-f(x)"),
         (r"\sqrt[3]{2}", "2^{1/3}"),
         ("x+y>1", "y+x>1"),
+        (r"y=\frac{c_1}{x}+c_2x^{1/2}", r"y=c_2\sqrt{x}+c_1x^{-1}"),
+        (r"\begin{vmatrix}2&1\\1&2\end{vmatrix}", r"17\bmod 7"),
+        (r"\operatorname{lcm}(4,6)", r"\sum_{k=1}^{3}2k"),
     ):
         equivalent(gold, answer)
 

@@ -118,6 +118,15 @@ def same_formula(left: str, right: str, *, ignore_case: bool) -> bool:
         return False
 
 
+def is_number(latex: str, value: Fraction) -> bool:
+    """Return whether a LaTeX formula is this number."""
+    found = parse_formula(latex)
+    try:
+        return isinstance(found, sympy.Expr) and equal(found, sympy.Rational(value))
+    except (Exception, RecursionError):
+        return False
+
+
 def is_too_large(latex: str) -> bool:
     """Return whether a formula can be read, and must not be evaluated."""
     return isinstance(parse_formula(latex), TooLarge)

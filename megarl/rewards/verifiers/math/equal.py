@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from megarl.rewards.verifiers.math.algebra import same_formula, value_of
+from megarl.rewards.verifiers.math.algebra import is_number, same_formula, value_of
 from megarl.rewards.verifiers.math.answer import (
     Answer,
     Assignment,
@@ -25,7 +25,6 @@ from megarl.rewards.verifiers.math.units import changes_value
 
 Percent = Literal["value", "number", "either"]
 HALF = Fraction(1, 2)
-MAX_BITS = 10_000  # a larger number equals no formula that is allowed to be evaluated
 SIGNIFICANT = 3  # a decimal needs so many digits to count as the rounding of something
 FLOAT_DIGITS = (15, 17)  # what a program prints of a float
 SHORT = 12  # digits of a decimal that is meant exactly
@@ -178,15 +177,17 @@ def _equal(a: Number | Formula, b: Number | Formula, scale: int, rules: Rules) -
         if value == b.value or _computed(value, a, b) or _computed(b.value * scale, b, a):
             return True
         return rules.lenient and (_rounds(value, b, 1) or _rounds(b.value, a, scale))
-    if any(isinstance(x, Number) and x.value.numerator.bit_length() > MAX_BITS for x in (a, b)):
-        return False
-    left = _latex(a) if scale == 1 else rf"\frac{{{_latex(a)}}}{{{scale}}}"
-    if same_formula(left, _latex(b), ignore_case=rules.lenient):
+    if isinstance(a, Formula) and isinstance(b, Formula):
+        left = a.latex if scale == 1 else rf"\frac{{{a.latex}}}{{{scale}}}"
+        return same_formula(left, b.latex, ignore_case=rules.lenient)
+    if isinstance(b, Number):
+        assert isinstance(a, Formula)
+        number, formula, scale = b, a.latex if scale == 1 else rf"\frac{{{a.latex}}}{{{scale}}}", 1
+    else:
+        assert isinstance(a, Number)
+        number, formula = a, b.latex
+    if is_number(formula, number.value / scale):
         return True
-    if isinstance(a, Formula) == isinstance(b, Formula):
-        return False
-    number, formula, scale = (b, left, 1) if isinstance(b, Number) else (a, _latex(b), scale)
-    assert isinstance(number, Number)
     if number.decimals is None or number.significant < (SIGNIFICANT if rules.lenient else FLOAT_DIGITS[0]):
         return False
     exact = value_of(formula, number.significant + 20)
@@ -227,13 +228,3 @@ def _rounds(value: Fraction, decimal: Number, scale: int) -> bool:
     if decimal.decimals is None or decimal.significant < SIGNIFICANT:
         return False
     return abs(value * scale - decimal.value) <= HALF / 10**decimal.decimals
-
-
-def _latex(answer: Number | Formula) -> str:
-    if isinstance(answer, Formula):
-        return answer.latex
-    value = answer.value
-    if value.denominator == 1:
-        return str(value.numerator)
-    sign = "-" if value < 0 else ""
-    return rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"

@@ -103,6 +103,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
     )
 )
+_FOR_RULES = re.compile(r"[^\s\d.,;()\[\]/+-]|\.\.\.")  # numbers, tuples and intervals need no rule
 _OVERESCAPED = re.compile(
     r"\\\\(?=(?:[dtc]?frac|sqrt|text|pi|left|right|cdot|times|boxed|infty)(?![a-zA-Z]))"
 )
@@ -137,8 +138,9 @@ def _tidy_once(text: str) -> str:
             if opening not in inner and closing not in inner and not inner.endswith("\\"):
                 text = inner
     text = _ROW_BREAK.sub(r"\\cr " if r"\begin" in text else " ", _OVERESCAPED.sub(r"\\", text))
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+    if _FOR_RULES.search(text):
+        for pattern, replacement in _RULES:
+            text = pattern.sub(replacement, text)
     text = _SPACES.sub(" ", text).strip()
     text = _strip_trailing(text)
     return _with_braces(_with_braces(text, _FRACTION, 2), _SQRT, 1, parentheses=True).strip()

@@ -27,7 +27,7 @@ COUNTING = (sympy.factorial, sympy.binomial, sympy.gamma, sympy.RisingFactorial,
 def equal(a: Any, b: Any) -> bool:
     """Return whether two expressions (evaluated, exact) are equal. Raises TooLarge where that cannot be computed."""
     if a == b:
-        return True
+        return not a.has(sympy.nan, sympy.zoo)
     if not (_is_plain(a) and _is_plain(b)):
         return False
     return vanishes([(a, b)])
