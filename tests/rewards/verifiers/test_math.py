@@ -209,7 +209,7 @@ def test_comparing_by_digits_agrees_with_simplification():
         if not all(isinstance(side, Formula) for side in sides):
             continue  # never left for algebra
         pair = [parse_formula(side.latex) for side in sides]
-        if all(isinstance(side, sympy.Expr) for side in pair):
+        if all(isinstance(side, sympy.Expr) and side.is_finite is not False for side in pair):
             decided += 1
             assert equal(*pair) == (sympy.simplify(pair[0] - pair[1]) == 0), row
     assert decided > 30

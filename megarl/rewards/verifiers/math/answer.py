@@ -230,10 +230,11 @@ def _assignment(sides: list[str], operators: list[str], depth: int) -> Answer | 
     if not (named or worked_out) and any(has_letters(side) for side in sides):
         return None  # an equation in its own right
     named = named or worked_out
-    if named and len(exact) > 2 and not any(map(is_name, exact[1:])):
-        # `A = \pi r^2 = 25\pi`: a step on the way speaks of other letters.
+    if named and len(exact) > 2 and not any(len(step) == 1 and is_name(step) for step in exact[1:]):
+        # `A = \pi r^2 = 25\pi` and `AB = BC = 5`: a step on the way speaks of other letters, or is a name.
         last = letters_of(exact[-1])
-        exact = [exact[0], *(step for step in exact[1:] if letters_of(step) <= last)]
+        steps = [step for step in exact[1:-1] if letters_of(step) <= last and not is_name(step)]
+        exact = [exact[0], *steps, exact[-1]]
     values = _read_all(exact[1:] if named else exact, depth)
     if not values:
         return None

@@ -10,6 +10,10 @@ from typing import Any
 
 from sympy.core.cache import clear_cache
 
+AGAIN_S = (
+    0.1  # the exception may be swallowed where none may leave, as in a callback of the garbage collector
+)
+
 
 class OutOfTime(BaseException):
     """Not an Exception, so that no library takes it for its own."""
@@ -25,16 +29,21 @@ def processor_seconds(bound: float) -> Iterator[None]:
         yield
         return
 
+    running = True
+
     def expire(*_: Any) -> None:
-        raise OutOfTime
+        if running:
+            raise OutOfTime
 
     before = signal.signal(signal.SIGVTALRM, expire)
-    signal.setitimer(signal.ITIMER_VIRTUAL, bound)
+    signal.setitimer(signal.ITIMER_VIRTUAL, bound, AGAIN_S)
     try:
         yield
     except OutOfTime:
+        running = False
         clear_cache()  # it may hold what was half worked out
         raise
     finally:
+        running = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)

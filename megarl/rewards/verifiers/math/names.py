@@ -28,6 +28,8 @@ _QUANTITIES = tuple(
         rf"\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*\{{?2\}}?)?\s*{_ANGLES}",
         r"\|\s*(?:[A-Za-wz](?:_\{?\w+\}?)?|[A-Z]{2,}|[^|]*\\(?:vec|overrightarrow|mathbf|overline)[^|]*)\s*\|",
         r"\\(?:overline|bar|hat|vec|overrightarrow|widehat|tilde|mathcal|mathbb)\s*\{?\s*[A-Za-z]+\s*\}?(?:_\{?\w+\}?)?",
+        r"\\(?:dim|deg|arg|det|max|min)\s*\(?\s*[A-Za-z](?:_\{?\w+\}?)?(?:\s*\([a-z]\))?\s*\)?",
+        r"[A-Z](?:\s*\\(?:cup|cap|setminus)(?![a-zA-Z])\s*[A-Z])+",
         r"\\Vert[^|=]{1,40}\\Vert",
         r"\(\s*[a-zA-Z](?:\s*\\circ\s*[a-zA-Z])+\s*\)\s*\([^()]{1,30}\)",
         r"\[\s*[A-Z]{3,}\s*\]",
