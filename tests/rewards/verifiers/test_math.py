@@ -7,19 +7,18 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import math_verify
 import pytest
+import sympy
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from megarl.rewards import Response, verify
 from megarl.rewards.extraction import answer_part, last_box
 from megarl.rewards.verifiers.math import equivalent, math
-from megarl.rewards.verifiers.math.algebra import _quickly, parse_formula
+from megarl.rewards.verifiers.math.algebra import parse_formula
 from megarl.rewards.verifiers.math.answer import Formula, read
-from megarl.rewards.verifiers.math.equal import _latex
-from megarl.rewards.verifiers.math.number import Number
 from megarl.rewards.verifiers.math.text import tidy
+from megarl.rewards.verifiers.math.zero import equal
 
 TABLE = Path(__file__).parents[2] / "fixtures" / "math_verdicts.jsonl"
 ROWS = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
@@ -201,19 +200,19 @@ def test_a_ground_truth_without_an_answer_is_a_bad_one(answer):
     assert "bad ground truth" in score.reason
 
 
-def test_the_short_cuts_around_simplification_agree_with_math_verify():
+def test_comparing_by_digits_agrees_with_simplification():
     decided = 0
     for row in ROWS:
         if row["topic"] not in ("algebra", "roots and constants", "fractions", "field", "scientific"):
             continue
         sides = [read(tidy(str(row[side]))) for side in ("gold", "answer")]
-        if not all(isinstance(side, Formula | Number) for side in sides):
+        if not all(isinstance(side, Formula) for side in sides):
             continue  # never left for algebra
-        pair = [parse_formula(_latex(side)) for side in sides]
-        if None not in pair and (quick := _quickly(*pair)) is not None:
+        pair = [parse_formula(side.latex) for side in sides]
+        if all(isinstance(side, sympy.Expr) and side.is_finite is not False for side in pair):
             decided += 1
-            assert quick == math_verify.verify(*pair, timeout_seconds=None), row
-    assert decided > 100, "the short cuts decide too little to be worth having"
+            assert equal(*pair) == (sympy.simplify(pair[0] - pair[1]) == 0), row
+    assert decided > 30
 
 
 TERMS = st.sampled_from(["2", "3", "12", "x", "y", r"\pi", r"\sqrt{2}", r"\sqrt{12}", "i", "1.5", "e"])

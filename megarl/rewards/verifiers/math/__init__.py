@@ -1,8 +1,8 @@
 """`math`: the final answer is right, wrong, or missing.
 
 Our own rules find the answer (the whole text never goes to the grader), our own reader (`answer`) takes its
-structure apart, and math-verify compares what is left: genuine formulas (`algebra`). The rules, with their reasons,
-are the rows of `tests/fixtures/math_verdicts.jsonl`.
+structure apart, and what is left, genuine formulas, is compared by computer algebra (`algebra`). The rules, with
+their reasons, are the rows of `tests/fixtures/math_verdicts.jsonl`.
 
 ground_truth: {"answer": text or number}; a list of them = any one of these is right.
 """
@@ -20,7 +20,9 @@ from pydantic import Field
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
 from megarl.rewards.extraction import EOS_STRINGS, THINK, Tags, Text, answer_part, last_box, strip_eos
-from megarl.rewards.verifiers.math.answer import THOUSANDS, Answer, read
+from megarl.rewards.verifiers.math.algebra import is_too_large
+from megarl.rewards.verifiers.math.answer import THOUSANDS, Answer, Formula, read
+from megarl.rewards.verifiers.math.deadline import OutOfTime, processor_seconds
 from megarl.rewards.verifiers.math.equal import Percent, Rules, same
 from megarl.rewards.verifiers.math.text import tidy
 
@@ -29,15 +31,22 @@ __all__ = ["equivalent", "math"]
 Mode = Literal["strict", "lenient"]
 Form = Literal["boxed", "answer_line", "hashes"]
 FORMS: dict[str, tuple[Form, ...]] = {"strict": ("boxed",), "lenient": ("boxed", "answer_line", "hashes")}
-PERCENT: dict[str, Percent] = {"strict": "value", "lenient": "either"}
+# Processor time for one response, and for finding out whether the ground truth is at fault.
+SECONDS, GOLD_SECONDS = 2.0, 0.5
 # What stands before the answer; possessive, so that no run of blanks is tried twice.
 _ANSWER_LINE = re.compile(
-    r"(?:^[ \t>*_#-]*+(?:the[ \t]++)?(?:final[ \t]++)?answer[ \t*_]*+(?:is[ \t*_]*+:?|:)"
+    r"(?:^[ \t>*_#-]*+(?:the[ \t]++)?(?:final[ \t]++)?answer[ \t*_]*+(?:is[ \t*_]*+:?|[:\uff1a])"
     r"|\bthe[ \t]++(?:final[ \t]++|correct[ \t]++)?answer[ \t]++is[ \t*_]*+:?)",
     re.IGNORECASE | re.MULTILINE,
 )
 _BEFORE = MappingProxyType({"answer_line": _ANSWER_LINE, "hashes": re.compile(r"^####", re.MULTILINE)})
-_SENTENCE_END = re.compile(r"\.(?=\s|\Z)")
+_SENTENCE_END = re.compile(
+    r"\.(?=\s|\Z)|\s*[,;(—–-]?\s*\b(?<![\w\\{])"
+    r"(?:because|since|as|so|which|where|given|hence|therefore|thus|due[ ]to)\b",
+    re.IGNORECASE,
+)
+_DISPLAYED = re.compile(r"[\s*_]*+(?:\\\[(.*?)\\\]|\$\$(.*?)\$\$)", re.DOTALL)
+_FENCE = re.compile(r"[\s*_]*+```\w*\n(.*?)```", re.DOTALL)
 
 
 def _warm() -> None:
@@ -55,6 +64,9 @@ def _warm() -> None:
         ("a_1+f(x)", "a_{1}-f(x)"),
         (r"\sqrt[3]{2}", "2^{1/3}"),
         ("x+y>1", "y+x>1"),
+        (r"y=\frac{c_1}{x}+c_2x^{1/2}", r"y=c_2\sqrt{x}+c_1x^{-1}"),
+        (r"\begin{vmatrix}2&1\\1&2\end{vmatrix}", r"17\bmod 7"),
+        (r"\operatorname{lcm}(4,6)", r"\sum_{k=1}^{3}2k"),
     ):
         equivalent(gold, answer)
 
@@ -79,7 +91,7 @@ def math(
         ...", and accepts correct roundings and other notations of the same (see `Rules`).
     forms: where an answer may stand, first found first: `boxed` (\boxed, \fbox), `answer_line` ("the answer
         is 5", "Answer: 5"), `hashes` ("#### 5"); default by mode.
-    percent: `50%` equals 0.5 (`value`, strict's default), 50 (`number`) or both (`either`, lenient's).
+    percent: without a sign, `50%` equals 50 (`number`), 0.5 (`value`) or, by default, both (`either`).
     think: the tags around thinking, which is never read. eos: strings cut from the end.
     max_characters: a longer answer is compared as text only.
     """
@@ -87,15 +99,44 @@ def math(
     answer = _final_answer(answer_part(response, think=think, eos=eos), forms or FORMS[mode])
     if answer is None:
         return Score(0.0, {"answered": 0.0}, "no final answer")
-    rules = Rules(percent or PERCENT[mode], lenient=mode == "lenient")
-    right, reason = _judge(golds, strip_eos(answer, eos), rules, max_characters)
+    rules = Rules(percent or "either", lenient=mode == "lenient")
+    right, reason = _judge_in_time(golds, strip_eos(answer, eos), rules, max_characters)
     return Score(float(right), {"answered": 1.0}, reason)
 
 
 def equivalent(gold: str, answer: str, *, mode: Mode = "strict", percent: Percent | None = None) -> bool:
     """Return whether two bare answers (no box, no sentence around them) are the same. Symmetric."""
-    rules = Rules(percent or PERCENT[mode], lenient=mode == "lenient")
+    rules = Rules(percent or "either", lenient=mode == "lenient")
     return _judge((gold,), answer, rules, max_characters=2000)[0]
+
+
+def _judge_in_time(
+    golds: Sequence[str], answer: str, rules: Rules, max_characters: int
+) -> tuple[bool, str | None]:
+    """Judge within the budget. What takes longer is wrong, unless it is the ground truth that can't be worked out."""
+    try:
+        with processor_seconds(SECONDS):
+            right, reason = _judge(golds, answer, rules, max_characters)
+    except OutOfTime:
+        right, reason = False, f"not worked out within {SECONDS:g} s of processor time"
+    if not right:
+        try:
+            with processor_seconds(GOLD_SECONDS):
+                _refuse_too_large(golds)
+        except OutOfTime:
+            raise BadGroundTruth(
+                f"'answer' cannot be worked out in {GOLD_SECONDS:g} s: {golds!r:.200}"
+            ) from None
+    return right, reason
+
+
+def _refuse_too_large(golds: Sequence[str]) -> None:
+    for gold in golds:
+        for reading in _read(gold, False):
+            if isinstance(reading, Formula) and is_too_large(reading.latex):
+                raise BadGroundTruth(
+                    f"'answer' is {gold!r:.200}: its value is too large to be compared with another text"
+                )
 
 
 def _judge(golds: Sequence[str], answer: str, rules: Rules, max_characters: int) -> tuple[bool, str | None]:
@@ -153,13 +194,16 @@ def _final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
 
 
 def _after_last(prefix: re.Pattern[str], text: str) -> str | None:
-    """Return the rest of the line (to the end of its sentence) behind the last match, or the next line that has one.
+    """Return what stands behind the last match: the rest of its line, else the next line with anything in it.
 
-    "" where nothing stands there: the response was cut off, and what it said before is not its answer.
+    It ends with its sentence, or where a reason begins. "" if nothing follows: the text was cut off there, and what it
+    said before is not its answer. None without a match.
     """
-    matches = list(prefix.finditer(text))
-    if not matches:
+    start = max((match.end() for match in prefix.finditer(text)), default=None)
+    if start is None:
         return None
-    line = text[matches[-1].end() :].strip(" \t\n*_`").partition("\n")[0]
+    if block := _DISPLAYED.match(text, start) or _FENCE.match(text, start):
+        return next(group for group in block.groups() if group is not None).strip()
+    line = text[start:].lstrip(" \t\r\n*_`").partition("\n")[0].strip(" \t*_`")
     box = last_box(line)
     return _SENTENCE_END.split(line, maxsplit=1)[0].strip(" \t*_`") if box is None else box

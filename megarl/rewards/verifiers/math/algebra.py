@@ -1,127 +1,135 @@
-"""Formulas are compared by math-verify (sympy). Only leaves that are genuine formulas come here.
+r"""Formulas are read by latex2sympy and compared by `zero`. Only leaves that are genuine formulas come here.
 
-Guards around it: decimals become exact fractions (math-verify rounds floats, so 0.0000001 would equal 0); a
-formula that evaluates to an astronomically large number is refused before it is evaluated; nesting and length
-are bounded; the pair is ordered before it is compared, so the verdict is symmetric; no signal is used, so
-threads and processes both work (the bound on time is the worker pool's).
+The reader's blind spots are written in other ways first: decimals become fractions, which keeps every digit;
+binomials, greatest divisors and the like become calls that are worked out only when their size is known. What it
+would read wrongly is refused, and then only the same text is equal.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import sympy
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from sympy.concrete.expr_with_limits import ExprWithLimits
+
+from megarl.rewards.verifiers.math.size import TooLarge, size
+from megarl.rewards.verifiers.math.text import closing_bracket
+from megarl.rewards.verifiers.math.zero import equal, proportional
 
 MAX_FORMULA_CHARACTERS = 600
 MAX_BRACKETS = 40
-MAX_LOG2 = 2.0**18  # about 79,000 decimal digits
-MAX_NODES = 1000
-# math-verify would read "1 234" as 1234, "4\ldots", "4_3" and "4 \mod 3" as 4, show what is invisible, and drop a
-# degree sign, a prime, the place where a derivative is taken, and all but a set's condition.
+MAX_TERMS = 200  # of a sum that is worked out term by term
+# latex2sympy would read "1 234" as 1234, "4\ldots" and "4_3" as 4, "5!!" as (5!)!, "\coth x" as cot(hx), show what is
+# invisible, and drop a degree sign, a prime, the place where a derivative is taken, and all but a set's condition.
 _UNREADABLE = re.compile(
-    r"\$|\\ldots|\\mod(?![a-z])|\d\s*_|\^\{\\circ\}|(?<![\d_^.])\d+\s+\d|phantom|'|\|\s*_"
+    r"\$|\\ldots|\d\s*_|\^\{\\circ\}|(?<![\d_^.])\d+\s+\d|phantom|'|\|\s*_|!\s*!|\\(?:coth|sech|csch)|[;%]"
     r"|\\\{[^{}]*(?::|\\mid(?![a-z]))|\\\{[^{}|]*\|[^{}|]*\}"
 )
 _PRIMED = re.compile(r"(?<![\\a-zA-Z])([a-zA-Z])('+)(?!\s*_)")
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # but that between two digits
-_TO_THE_T = re.compile(r"\^\s*(?:T|\{\s*T\s*\})")  # math-verify drops it as a transposition
+_LONE = re.compile(r"(?<=[\^_])\{(\w)\}")
+_REWRITTEN = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\bmod(?![a-zA-Z])", r"\\mod "),
+        (r"\^\s*(?:T|\{\s*T\s*\})", "^{1T}"),  # it would be dropped as a transposition
+        (r"\^\s*e(?![a-zA-Z])", "^{e}"),
+        (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+        (r"\\cr(?![a-zA-Z])\s*", r"\\\\"),
+        (r"\|\s*(\\begin\{)matrix(\}.*?\\end\{)matrix(\})\s*\|", r"\1vmatrix\2vmatrix\3"),
+        (r"(?<=[\d)])\s*(?=\\begin\{)", r"\\cdot "),  # no mixed fraction
+        (r"(?<![a-zA-Z\\])d\s*(?=\\(?:end|\\))", "{d}"),  # no differential
+        (r"\\(gcd|lcm)\s*\[([^\[\]]*)\]", r"\\\1(\2)"),
+        (r"(?<![\w!])(\d+)\s*!\s*!(?!\s*!)", r"\\text{doublefactorial}(\1)"),
+        (r"\\(max|min|gcd|lcm)\s*\\\{(.*?)\\\}", r"\\\1(\2)"),
+        (r"\\(max|min|gcd|lcm|Gamma|Re|Im)\s*(?=\()", r"\\text{\1}"),
+    )
+)
+_DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
+_BINOMIAL = re.compile(r"\\binom\s*(?=\{)")
+_FUNCTIONS = MappingProxyType(
+    {
+        r"\text{binom}": sympy.binomial,
+        r"\text{gcd}": sympy.gcd,
+        r"\text{lcm}": sympy.lcm,
+        r"\text{max}": sympy.Max,
+        r"\text{min}": sympy.Min,
+        r"\text{Gamma}": sympy.gamma,
+        r"\text{doublefactorial}": sympy.factorial2,
+        r"\text{sgn}": sympy.sign,
+        r"\text{Re}": sympy.re,
+        r"\text{Im}": sympy.im,
+    }
+)
+_FLIPPED = MappingProxyType({sympy.StrictLessThan: ">", sympy.LessThan: ">="})
+_CONVERSION = ConversionConfig(interpret_contains_as_eq=False, lowercase_symbols=False)
 
 
-@functools.cache
-def _configuration() -> list[LatexExtractionConfig]:
-    """Parse what we hand over and search for nothing; silence the library's note that it bounds no time."""
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).addFilter(lambda record: "Timeout is disabled" not in record.getMessage())
-    plain = LatexExtractionConfig(boxed_match_priority=-1)
-    normalization = replace(plain.normalization_config, units=False, nits=False, boxed="none")
-    return [replace(plain, normalization_config=normalization)]
+@dataclass(frozen=True)
+class Relation:
+    """`difference` is 0 (`=`), is not (`!=`), or is above it (`>`, `>=`). sides: as written, for what always holds."""
+
+    kind: str
+    difference: Any
+    sides: frozenset[Any]
 
 
 @functools.lru_cache(maxsize=8192)
 def parse_formula(latex: str) -> Any | None:
-    """Return the sympy object, exact; None for what cannot be read or must not be evaluated."""
+    """Return the exact value of a formula: an expression, a matrix, a set, or a tuple of `Relation`.
+
+    None for what cannot be read, a `TooLarge` (not raised) for what must not be evaluated.
+    """
     latex = _PRIMED.sub(lambda match: f"{match[1]}_{{{'p' * len(match[2])}}}", latex)  # a letter of its own
-    latex = _TO_THE_T.sub("^{1T}", latex)
-    if len(latex) > MAX_FORMULA_CHARACTERS or _depth(latex) > MAX_BRACKETS or _UNREADABLE.search(latex):
+    if len(latex) > MAX_FORMULA_CHARACTERS or _depth(latex) > MAX_BRACKETS:
         return None
     try:
-        found = parse(
-            f"${latex}$",
-            _configuration(),
-            fallback_mode="no_fallback",
-            parsing_timeout=None,
-            raise_on_error=True,
-        )
-        return _exact(found[0]) if found and _is_moderate(found[0]) else None
+        readable = _readable(latex)
+        if _UNREADABLE.search(readable):
+            return None
+        found = latex2sympy(readable, is_real=True, normalization_config=None, conversion_config=_CONVERSION)
+        found = found.as_immutable() if isinstance(found, sympy.MatrixBase) else found
+        if isinstance(found, sympy.And):
+            return tuple(_relation(each) for each in found.args)
+        if isinstance(found, sympy.core.relational.Relational):
+            return (_relation(found),)
+        return _evaluated(found) if isinstance(found, sympy.Basic) else None
+    except TooLarge as error:
+        return error
     except (Exception, RecursionError):
         return None
 
 
 def same_formula(left: str, right: str, *, ignore_case: bool) -> bool:
     """Return whether two LaTeX formulas mean the same. ignore_case: `X` and `x` are one variable."""
-    if _SPACE.sub("", left) == _SPACE.sub("", right):
+    if _spelling(left) == _spelling(right):
         return True
-    if not ignore_case and _cases_differ(left, right):
-        return False
-    first, second = sorted((left, right))
-    a, b = parse_formula(first), parse_formula(second)
-    if a is None or b is None or _one_is_an_equation(a, b):
-        return False
-    quick = _quickly(a, b)
-    return bool(verify(a, b, timeout_seconds=None, float_rounding=12)) if quick is None else quick
-
-
-def _one_is_an_equation(a: Any, b: Any) -> bool:
-    """`x^2 + y^2 = 25` is not 25 and `x - 2y + 3 = 0` is not 0, whereas `|A| = 5` says what a quantity is.
-
-    math-verify takes the right side of an equation in the answer, whatever stands on the left.
-    """
-    if _is_relation(a) == _is_relation(b):
-        return False
-    relation = a if _is_relation(a) else b
-    left = getattr(relation, "lhs", None)
-    if left is None or isinstance(left, (sympy.Add, sympy.Mul, sympy.Pow)):
-        return True
-    return left.is_Symbol and left in relation.rhs.free_symbols
-
-
-def _is_relation(formula: Any) -> bool:
-    # A letter by itself is Boolean to sympy, too.
-    return isinstance(formula, sympy.logic.boolalg.Boolean) and not isinstance(formula, sympy.Expr)
-
-
-def _quickly(a: Any, b: Any) -> bool | None:
-    """Return a verdict that needs no simplification, or None where math-verify has to decide.
-
-    The difference, multiplied out, is a number: that is exact, however small. Or it is not zero at a point: sympy
-    evaluates it until its digits are significant. Sums and integrals are only approximated, so they must differ
-    clearly. Most pairs of plain expressions end here, ten times faster.
-    """
-    if not isinstance(a, sympy.Expr) or not isinstance(b, sympy.Expr):
-        return None
+    a, b = parse_formula(left), parse_formula(right)
     try:
-        difference = sympy.expand(a - b)
-        if difference.is_Rational:
-            return bool(difference == 0)
-        symbols = sorted(difference.free_symbols, key=str)
-        at = {symbol: sympy.Rational(7 + 4 * index, 11 + index) for index, symbol in enumerate(symbols)}
-        if not difference.has(ExprWithLimits):
-            parts = sympy.N(difference.subs(at), 20).as_real_imag()
-            # sympy marks a number without a significant digit by the precision 1.
-            return False if any(part.is_Float and part._prec > 1 for part in parts) else None
-        apart, *sizes = (abs(complex(sympy.N(x.subs(at), 20))) for x in (difference, a, b))
-        return False if 1e-9 * max(sizes) < apart < math.inf else None
-    except Exception:
-        return None
+        return _same(_lower(a), _lower(b)) if ignore_case else _same(a, b)
+    except (Exception, RecursionError):
+        return False
+
+
+def is_number(latex: str, value: Fraction) -> bool:
+    """Return whether a LaTeX formula is this number."""
+    found = parse_formula(latex)
+    try:
+        return isinstance(found, sympy.Expr) and equal(found, sympy.Rational(value))
+    except (Exception, RecursionError):
+        return False
+
+
+def is_too_large(latex: str) -> bool:
+    """Return whether a formula can be read, and must not be evaluated."""
+    return isinstance(parse_formula(latex), TooLarge)
 
 
 def value_of(latex: str, digits: int) -> Fraction | None:
@@ -134,50 +142,108 @@ def value_of(latex: str, digits: int) -> Fraction | None:
         return None
 
 
-def _exact(expression: Any) -> Any:
-    """Put fractions for decimals, the imaginary unit for `i` (the index of a sum excepted), and one kind of letter:
-    math-verify's are real or not depending on whether the formula has an `i`, so x would differ from x + i - i."""
-    exact = {x: sympy.Rational(str(x)) for x in expression.atoms(sympy.Float)}
-    letters = expression.atoms(sympy.Symbol)
-    exact |= {x: sympy.Symbol(x.name, real=True) for x in letters if not x.is_real}
-    if not expression.atoms(sympy.Sum, sympy.Product):
-        exact |= {x: sympy.I for x in letters if x.name == "i"}
-    return expression.xreplace(exact) if exact else expression
+def _spelling(latex: str) -> str:
+    return _LONE.sub(r"\1", _SPACE.sub("", latex))
 
 
-def _is_moderate(expression: Any) -> bool:
-    """Return whether it has not too many nodes, and no number that would take more than MAX_LOG2 bits."""
-    if not isinstance(expression, sympy.Basic):
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(any(_same_relation(x, y) for y in b) for x in a)
+    if isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase):
+        return a.shape == b.shape and all(equal(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
+    if isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr):
+        return equal(a, b)
+    return isinstance(a, sympy.Basic) and a == b
+
+
+def _same_relation(a: Relation, b: Relation) -> bool:
+    """Equations are the same if one is the other times a constant, whatever solutions they have."""
+    if a.kind != b.kind:
+        return False
+    if a.sides == b.sides and a.kind in ("=", "!="):
         return True
-    for count, node in enumerate(sympy.preorder_traversal(expression)):
-        if count > MAX_NODES or _log2(node) > MAX_LOG2:
-            return False
-    return True
+    return proportional(a.difference, b.difference, positive=a.kind in (">", ">="))
 
 
-def _log2(node: Any) -> float:
-    """Return an upper bound of log2 |node| for numbers; 1 for what is no number."""
-    if node.is_Rational:
-        return math.log2(abs(node.p) + 1)
-    if isinstance(node, sympy.Pow):
-        base, exponent = (_log2(arg) for arg in node.args)
-        return base * 2.0**exponent if exponent < 64 else math.inf
-    if isinstance(node, sympy.Mul):
-        return sum(_log2(arg) for arg in node.args)
-    if isinstance(node, sympy.Add):
-        return max(_log2(arg) for arg in node.args) + math.log2(len(node.args))
-    if isinstance(node, (sympy.factorial, sympy.binomial, sympy.gamma)):
-        argument = _log2(node.args[0])
-        return argument * 2.0**argument if argument < 64 else math.inf
-    return 1.0
+def _relation(relation: Any) -> Relation:
+    left, right = _evaluated(relation.lhs), _evaluated(relation.rhs)
+    if isinstance(relation, (sympy.StrictLessThan, sympy.LessThan)):
+        left, right = right, left
+    kind = _FLIPPED.get(type(relation), {"==": "="}.get(relation.rel_op, relation.rel_op))
+    return Relation(kind, left - right, frozenset([left, right]))
+
+
+def _readable(latex: str) -> str:
+    for pattern, replacement in _REWRITTEN:
+        latex = pattern.sub(replacement, latex)
+    latex = _DECIMAL.sub(lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", latex)
+    while match := _BINOMIAL.search(latex):
+        middle = closing_bracket(latex, match.end(), ("{",))
+        end = None if middle is None else closing_bracket(latex, middle + 1, ("{",))
+        if middle is None or end is None:
+            raise ValueError("a binomial without its arguments")
+        upper, lower = latex[match.end() + 1 : middle], latex[middle + 2 : end]
+        latex = rf"{latex[: match.start()]}\text{{binom}}({upper},{lower}){latex[end + 1 :]}"
+    return latex
+
+
+def _evaluated(expression: Any) -> Any:
+    """Work an expression out, exactly; it is measured before. Raises TooLarge.
+
+    `i` is the imaginary unit unless it is the index of a sum. A derivative of a letter is a letter of its own.
+    """
+    size(expression)
+    bound = {variable for node in expression.atoms(ExprWithLimits) for variable in node.variables}
+    value = _work_out(expression, bound)
+    size(value)
+    return value
+
+
+def _work_out(node: Any, bound: set[Any]) -> Any:
+    if node.is_Symbol:
+        return sympy.I if node.name == "i" and node not in bound else node
+    if not node.args:
+        return node
+    if isinstance(node, sympy.Derivative) and not node.expr.has(*node.variables):
+        return sympy.Symbol(str(node), real=True)
+    arguments = [_work_out(argument, bound) for argument in node.args]
+    if isinstance(node, sympy.UnevaluatedExpr):
+        return arguments[0]
+    if isinstance(node, sympy.Sum) and len(node.limits) == 1:
+        return _added_up(node.func(*arguments))
+    function = _FUNCTIONS.get(node.func.__name__, node.func)
+    value = function(*arguments)
+    if isinstance(value, (ExprWithLimits, sympy.Limit, sympy.Derivative, sympy.MatrixExpr)):
+        return value.doit()
+    return value
+
+
+def _added_up(total: Any) -> Any:
+    """Work out a sum: by a formula, or term by term if it has few. Raises TooLarge."""
+    variable, first, last = total.limits[0]
+    if not (first.is_Integer and last.is_Integer):
+        return total.doit()
+    terms = int(last - first) + 1
+    if terms <= MAX_TERMS:
+        return sympy.Add(*(total.function.subs(variable, first + step) for step in range(terms)))
+    if not total.function.is_hypergeometric(variable):
+        raise TooLarge("a long sum")
+    end = sympy.Dummy(positive=True, integer=True)
+    formula = sympy.Sum(total.function, (variable, first, end)).doit()
+    if formula.has(ExprWithLimits, sympy.Function):
+        raise TooLarge("a long sum without a formula")
+    return formula.subs(end, last)
+
+
+def _lower(found: Any) -> Any:
+    """Put small letters for capital ones."""
+    if isinstance(found, tuple):
+        return tuple(Relation(r.kind, _lower(r.difference), frozenset(map(_lower, r.sides))) for r in found)
+    if not isinstance(found, (sympy.Basic, sympy.MatrixBase)):
+        return found
+    letters = found.atoms(sympy.Symbol)
+    return found.xreplace({letter: sympy.Symbol(letter.name.lower(), real=True) for letter in letters})
 
 
 def _depth(latex: str) -> int:
     return max(accumulate((sign in "([{") - (sign in ")]}") for sign in latex), default=0)
-
-
-def _cases_differ(left: str, right: str) -> bool:
-    """Return whether two formulas have the same variables but for their case."""
-    a, b = (frozenset(re.findall(r"[A-Za-z]", re.sub(r"\\[a-zA-Z]+", " ", text))) for text in (left, right))
-    fold = str.casefold
-    return a != b and frozenset(map(fold, a)) == frozenset(map(fold, b))

@@ -8,8 +8,16 @@ unordered while a tuple isn't, whatever an algebra system would make of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from megarl.rewards.verifiers.math.names import (
+    FIGURE,
+    figure_name,
+    has_letters,
+    is_name,
+    letters_of,
+    plain_name,
+)
 from megarl.rewards.verifiers.math.number import Number, read_number
 from megarl.rewards.verifiers.math.text import closing_bracket, split_top
 from megarl.rewards.verifiers.math.units import split_unit
@@ -60,13 +68,14 @@ class Union:
 @dataclass(frozen=True)
 class Matrix:
     rows: tuple[tuple[Answer, ...], ...]
+    latex: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class Assignment:
     """`name = values[0] = values[1]...`: every link of the chain must be right. `name` is "" for a bare chain.
 
-    equation: the whole, if it relates one letter to others (`y = 2x + 1`), else "".
+    equation: the whole, if it is an equation between formulas (`y = 2x + 1`), else "".
     """
 
     name: str
@@ -80,9 +89,18 @@ class Inequality:
 
     name: str
     interval: Tuple
+    latex: str = field(default="", compare=False)
 
 
-Answer = Text | Formula | Number | Items | Tuple | Union | Matrix | Assignment | Inequality
+@dataclass(frozen=True)
+class Congruence:
+    """`value \\pmod{modulus}`: what is left over."""
+
+    value: Answer
+    modulus: Answer
+
+
+Answer = Text | Formula | Number | Items | Tuple | Union | Matrix | Assignment | Inequality | Congruence
 
 EMPTY_SET = Items((), braces=True)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
@@ -98,16 +116,13 @@ _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _ABOUT = re.compile(r"\A\\approx(?![a-zA-Z])\s*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|in|equiv|sim|cong)(?![a-zA-Z])|[=<>]")
 _ENVIRONMENT = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\Z", re.DOTALL)
-_NAME = re.compile(
-    r"(?:m?\s*\\angle\s*[A-Z]{1,3}|[a-zA-Z]|\\[a-zA-Z]+|\\text\s*\{[^{}]*\}|[A-Z]{2,3})(?:_\{?[\w,]+\}?|'|\\prime)*(?:\^\{?-1\}?)?"
-    r"(?:\s*\(\s*[\w,\s\\]{1,20}\))?"
+_MODULUS = re.compile(
+    r"(.*?)\s*(?:\\pmod\s*\{([^{}]*)\}|\\[bp]?mod(?![a-zA-Z])\s*(\w+|\{[^{}]*\}))", re.DOTALL
 )
-_NAMES = re.compile(rf"\(?\s*{_NAME.pattern}(?:\s*,\s*{_NAME.pattern})*\s*\)?")
+_EQUIVALENT = re.compile(r"\\equiv(?![a-zA-Z])|=")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z])\s*\^\{\\circ\}")
-_NOT_A_NAME = re.compile(r"\\(?:frac|sqrt|pi|infty|emptyset)(?![a-zA-Z])")
-_LETTER = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z](?![a-zA-Z])")
-_COMMAND_OR_CONSTANT = re.compile(r"\\[a-zA-Z]+|(?<![a-zA-Z])[ei](?![a-zA-Z])")
+_LETTERS_ONLY = re.compile(r"[a-zA-Z](?:_\{?\w+\}?)?'*")
 # Answers in words: names, days, "no solution", the letter of a choice.
 _TEXT_COMMAND = re.compile(r"\\text\s*\{([^{}]*)\}")
 _CHOICE = re.compile(r"([A-Z])|\(\s*([A-Za-z])\s*\)")
@@ -136,6 +151,7 @@ def read(text: str, depth: int = 0) -> Answer | None:
     return (
         _either_sign(text, depth)
         or _french_interval(text, depth)
+        or _congruence(text, depth)
         or _list(text, depth)
         or _relation(text, depth)
         or _union(text, depth)
@@ -166,6 +182,16 @@ def _french_interval(text: str, depth: int) -> Answer | None:
     return _tuple(left, parts, right, depth)
 
 
+def _congruence(text: str, depth: int) -> Answer | None:
+    r"""Read `2 \pmod{5}` and `x \equiv 2 \pmod{5}`; `17 \bmod 5` by itself is an operation."""
+    match = _MODULUS.fullmatch(text)
+    if match is None or (match[2] is None and r"\equiv" not in match[1]):
+        return None
+    value = read(_EQUIVALENT.split(match[1])[-1], depth + 1)
+    modulus = read(match[2] or match[3], depth + 1)
+    return None if value is None or modulus is None else Congruence(value, modulus)
+
+
 def _list(text: str, depth: int) -> Answer | None:
     """Read answers side by side. Outside brackets a comma may group thousands; inside them it always separates."""
     parts = split_top(text, _LIST, keep=THOUSANDS)
@@ -175,17 +201,17 @@ def _list(text: str, depth: int) -> Answer | None:
 
 
 def _relation(text: str, depth: int) -> Answer | None:
-    operators = [match.group() for match in _RELATION.finditer(text)]
-    if not operators:
+    if not _RELATION.search(text):
         return None
-    sides = split_top(text, _RELATION)
-    if len(sides) != len(operators) + 1 or not all(sides):
+    operators: list[str] = []
+    sides = split_top(text, _RELATION, found=operators)
+    if not operators or not all(sides):
         return None
     kinds = set(operators)
-    if kinds == {r"\in"} and len(sides) == 2 and _is_name(sides[0]):
+    if kinds == {r"\in"} and len(sides) == 2 and is_name(sides[0]):
         return read(sides[1], depth + 1)
     if kinds == {r"\approx"} and len(sides) == 2:
-        return read(sides[1] if _is_name(sides[0]) else sides[0], depth + 1)
+        return read(sides[1] if is_name(sides[0]) else sides[0], depth + 1)
     if kinds <= {"=", r"\approx"}:
         return _assignment(sides, operators, depth)
     if kinds <= {"<", ">", r"\le", r"\ge"}:
@@ -194,26 +220,33 @@ def _relation(text: str, depth: int) -> Answer | None:
 
 
 def _assignment(sides: list[str], operators: list[str], depth: int) -> Answer | None:
-    if len(sides) == 2 and _is_name(sides[1]) and not _is_name(sides[0]):
+    if len(sides) == 2 and is_name(sides[1]) and not is_name(sides[0]):
         sides = sides[::-1]
-    named = _is_name(sides[0]) and not re.fullmatch(r"\(?\d.*", sides[0])
-    if not named and any(_free_letters(side) for side in sides):
-        return None  # an equation in its own right
+    named = is_name(sides[0]) and not re.fullmatch(r"\(?\d.*", sides[0])
     exact = [sides[0]] + [
         side for side, operator in zip(sides[1:], operators, strict=True) if operator == "="
     ]
+    worked_out = len(exact) > 2 and has_letters(exact[0]) and not any(map(is_name, exact))
+    if not (named or worked_out) and any(has_letters(side) for side in sides):
+        return None  # an equation in its own right
+    named = named or worked_out
+    if named and len(exact) > 2 and not any(len(step) == 1 and is_name(step) for step in exact[1:]):
+        # `A = \pi r^2 = 25\pi` and `AB = BC = 5`: a step on the way speaks of other letters, or is a name.
+        last = letters_of(exact[-1])
+        steps = [step for step in exact[1:-1] if letters_of(step) <= last and not is_name(step)]
+        exact = [exact[0], *steps, exact[-1]]
     values = _read_all(exact[1:] if named else exact, depth)
     if not values:
         return None
     if named and any(isinstance(value, Formula) and _has(value.latex, sides[0]) for value in values):
         return None  # `x = x + 1` doesn't say what x is
-    relates = len(sides) == 2 and re.fullmatch("[a-zA-Z]", sides[0]) and _free_letters(sides[1])
+    relates = len(sides) == 2 and operators == ["="] and _LETTERS_ONLY.fullmatch(sides[0])
     equation = f"{sides[0]}={sides[1]}" if relates else ""
-    return Assignment(_plain(sides[0]) if named else "", values, equation)
+    return Assignment(plain_name(sides[0]) if named else "", values, equation)
 
 
 def _inequality(sides: list[str], operators: list[str], depth: int) -> Answer | None:
-    names = [index for index, side in enumerate(sides) if _is_name(side)]
+    names = [index for index, side in enumerate(sides) if is_name(side)]
     if len(names) != 1 or len(sides) > 3 or (len(sides) == 3 and names != [1]):
         return None
     at, name = names[0], sides[names[0]]
@@ -233,7 +266,8 @@ def _inequality(sides: list[str], operators: list[str], depth: int) -> Answer | 
             low = ("[" if closed else "(", bound)
     if len(sides) == 3 and (low[1] is _MINUS_INFINITY or high[1] is _INFINITY):
         return None  # 1 < x > 2 is no range
-    return Inequality(_plain(name), Tuple(low[0], (low[1], high[1]), high[0]))
+    latex = " ".join([sides[0], *(part for pair in zip(operators, sides[1:], strict=True) for part in pair)])
+    return Inequality(plain_name(name), Tuple(low[0], (low[1], high[1]), high[0]), latex)
 
 
 def _union(text: str, depth: int) -> Answer | None:
@@ -278,9 +312,11 @@ def _matrix(text: str, depth: int) -> Answer | None:
     match = _ENVIRONMENT.match(text)
     if match is None or match[1] in ("vmatrix", "Vmatrix"):  # those are determinants and norms
         return None
+    if match[2].find(r"\end{") < match[2].find(r"\begin{"):
+        return None  # more than one: a sum, say
     rows = [row for row in split_top(match[2], re.compile(r"\\cr(?![a-zA-Z])")) if row]
     cells = [row for row in (_read_all(split_top(row, re.compile("&")), depth) for row in rows) if row]
-    return Matrix(tuple(cells)) if rows and len(cells) == len(rows) else None
+    return Matrix(tuple(cells), text) if rows and len(cells) == len(rows) else None
 
 
 def _items(parts: list[str], depth: int, *, braces: bool) -> Answer | None:
@@ -306,6 +342,8 @@ def _leaf(text: str) -> Answer:
         return number
     if (words := _words(text)) is not None:
         return Text(words)
+    if FIGURE.search(text):
+        return Text(figure_name(text))
     if content and len(content[1].strip()) == 1:
         text = content[1].strip()
     if _TRIGONOMETRIC.search(text) and r"^{\circ}" in text:
@@ -331,19 +369,6 @@ def _words(text: str) -> str | None:
     return " ".join(text.casefold().split())
 
 
-def _is_name(text: str) -> bool:
-    text = text.strip()
-    return bool(_NAMES.fullmatch(text)) and not _NOT_A_NAME.match(text)
-
-
-def _free_letters(text: str) -> bool:
-    return bool(_LETTER.search(_COMMAND_OR_CONSTANT.sub(" ", text)))
-
-
 def _has(text: str, name: str) -> bool:
     """Return whether a name stands in a formula by itself: `x` in `x+1`, but not in `x_0` or `\\max`."""
     return bool(re.search(rf"(?<![a-zA-Z\\]){re.escape(name)}(?![a-zA-Z_'])", text))
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s{}]|\\text", "", name).strip("()").casefold() if len(name) > 1 else name

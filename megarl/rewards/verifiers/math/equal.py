@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from megarl.rewards.verifiers.math.algebra import same_formula, value_of
+from megarl.rewards.verifiers.math.algebra import is_number, same_formula, value_of
 from megarl.rewards.verifiers.math.answer import (
     Answer,
     Assignment,
+    Congruence,
     Formula,
     Inequality,
     Items,
@@ -23,8 +25,9 @@ from megarl.rewards.verifiers.math.units import changes_value
 
 Percent = Literal["value", "number", "either"]
 HALF = Fraction(1, 2)
-MAX_BITS = 10_000  # a larger number equals no formula that is allowed to be evaluated
 SIGNIFICANT = 3  # a decimal needs so many digits to count as the rounding of something
+FLOAT_DIGITS = (15, 17)  # what a program prints of a float
+SHORT = 12  # digits of a decimal that is meant exactly
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Rules:
     element for its set.
     """
 
-    percent: Percent = "value"
+    percent: Percent = "either"
     lenient: bool = False
 
 
@@ -61,8 +64,14 @@ def same(a: Answer, b: Answer, rules: Rules) -> bool:
         return len(a.rows) == len(b.rows) and all(
             _in_order(left, right, rules) for left, right in zip(a.rows, b.rows, strict=True)
         )
-    if isinstance(a, Inequality) and isinstance(b, Inequality):
-        return a.name == b.name and same(a.interval, b.interval, rules)
+    if isinstance(a, Congruence) or isinstance(b, Congruence):
+        return _same_congruence(a, b, rules)
+    if isinstance(a, Inequality) and isinstance(b, Inequality) and a.name == b.name:
+        return same(a.interval, b.interval, rules) or _same_latex(a, b, rules)
+    if isinstance(a, (Inequality, Matrix)) and isinstance(b, Formula):
+        return _same_latex(a, b, rules)
+    if isinstance(b, (Inequality, Matrix)) and isinstance(a, Formula):
+        return _same_latex(a, b, rules)
     return rules.lenient and (_same_in_spirit(a, b, rules) or _same_in_spirit(b, a, rules))
 
 
@@ -75,6 +84,23 @@ def _same_assignment(a: Answer, b: Answer, rules: Rules) -> bool:
     chain, other = (a, b) if isinstance(a, Assignment) else (b, a)
     assert isinstance(chain, Assignment)
     return all(same(value, other, rules) for value in chain.values)
+
+
+def _same_congruence(a: Answer, b: Answer, rules: Rules) -> bool:
+    """`2 \\pmod 5` is `7 \\pmod 5`, and 2 where only what is left over is asked for."""
+    if isinstance(a, Congruence) and isinstance(b, Congruence):
+        if not same(a.modulus, b.modulus, rules):
+            return False
+        numbers = [x for x in (a.value, b.value, a.modulus) if isinstance(x, Number)]
+        if len(numbers) == 3 and numbers[2].value:
+            return (numbers[0].value - numbers[1].value) % numbers[2].value == 0
+        return same(a.value, b.value, rules)
+    value, other = (a.value, b) if isinstance(a, Congruence) else (b, a)
+    return same(value.value if isinstance(value, Congruence) else value, other, rules)
+
+
+def _same_latex(a: Inequality | Matrix | Formula, b: Inequality | Matrix | Formula, rules: Rules) -> bool:
+    return same_formula(a.latex, b.latex, ignore_case=rules.lenient)
 
 
 def _same_equation(a: Answer, b: Answer, rules: Rules) -> bool:
@@ -148,18 +174,53 @@ def _equal(a: Number | Formula, b: Number | Formula, scale: int, rules: Rules) -
     """Return whether a / scale equals b."""
     if isinstance(a, Number) and isinstance(b, Number):
         value = a.value / scale
-        return value == b.value or (rules.lenient and (_rounds(value, b, 1) or _rounds(b.value, a, scale)))
-    if any(isinstance(x, Number) and x.value.numerator.bit_length() > MAX_BITS for x in (a, b)):
-        return False
-    left = _latex(a) if scale == 1 else rf"\frac{{{_latex(a)}}}{{{scale}}}"
-    if same_formula(left, _latex(b), ignore_case=rules.lenient):
+        if value == b.value or _computed(value, a, b) or _computed(b.value * scale, b, a):
+            return True
+        return rules.lenient and (_rounds(value, b, 1) or _rounds(b.value, a, scale))
+    if isinstance(a, Formula) and isinstance(b, Formula):
+        left = a.latex if scale == 1 else rf"\frac{{{a.latex}}}{{{scale}}}"
+        return same_formula(left, b.latex, ignore_case=rules.lenient)
+    if isinstance(b, Number):
+        assert isinstance(a, Formula)
+        number, formula, scale = b, a.latex if scale == 1 else rf"\frac{{{a.latex}}}{{{scale}}}", 1
+    else:
+        assert isinstance(a, Number)
+        number, formula = a, b.latex
+    if is_number(formula, number.value / scale):
         return True
-    if not rules.lenient or isinstance(a, Formula) == isinstance(b, Formula):
+    if number.decimals is None or number.significant < (SIGNIFICANT if rules.lenient else FLOAT_DIGITS[0]):
         return False
-    number, formula, scale = (b, left, 1) if isinstance(b, Number) else (a, _latex(b), scale)
-    assert isinstance(number, Number)
-    exact = value_of(formula, number.significant) if number.decimals is not None else None
-    return exact is not None and _rounds(exact, number, scale)
+    exact = value_of(formula, number.significant + 20)
+    if exact is None:
+        return False
+    return _computed(exact * scale, None, number) or (rules.lenient and _rounds(exact, number, scale))
+
+
+def _computed(exact: Fraction, written: Number | None, decimal: Number) -> bool:
+    """Return whether `decimal` is what a program that computes with floats prints for `exact`.
+
+    It has 15 to 17 digits: those of the nearest float, or a correct rounding; or those of a neighbor, where they
+    are 17 or the exact value is a short decimal (0.1 + 0.2 prints 0.30000000000000004). Integers come out exactly.
+    """
+    if decimal.decimals is None or not FLOAT_DIGITS[0] <= decimal.significant <= FLOAT_DIGITS[1]:
+        return False
+    short = written is not None and written.decimals is not None
+    if (short and written is not None and written.significant > SHORT) or exact.denominator == 1:
+        return False
+    try:
+        nearest = float(exact)
+    except OverflowError:
+        return False
+    if not nearest or abs(exact - decimal.value) > abs(exact) / 10**14:
+        return False
+    if _printed(nearest) == decimal.value or _rounds(exact, decimal, 1):
+        return True
+    neighbors = [_printed(math.nextafter(nearest, side)) for side in (-math.inf, math.inf)]
+    return (short or decimal.significant == FLOAT_DIGITS[1]) and decimal.value in neighbors
+
+
+def _printed(number: float) -> Fraction:
+    return Fraction(repr(number))
 
 
 def _rounds(value: Fraction, decimal: Number, scale: int) -> bool:
@@ -167,13 +228,3 @@ def _rounds(value: Fraction, decimal: Number, scale: int) -> bool:
     if decimal.decimals is None or decimal.significant < SIGNIFICANT:
         return False
     return abs(value * scale - decimal.value) <= HALF / 10**decimal.decimals
-
-
-def _latex(answer: Number | Formula) -> str:
-    if isinstance(answer, Formula):
-        return answer.latex
-    value = answer.value
-    if value.denominator == 1:
-        return str(value.numerator)
-    sign = "-" if value < 0 else ""
-    return rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"

@@ -40,6 +40,17 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\\$\s*(-?[\d.][\d.,]*\d|-?\d)", r"\1\\text{dollars}"),  # \$5 is an amount, $5$ is a formula
         (r"\\\$|\$", ""),
         (r"\\(?:mathrm|text|operatorname)\s*\{\s*([eid])\s*\}", r"\1"),  # upright constants are not units
+        (r"\\math(?:bin|rel|ord|op|punct|inner)\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1"),
+        # Functions set upright are functions, not text.
+        (
+            r"\\(?:mathrm|text|operatorname\*?)\s*\{\s*((?:arc|ar)?(?:sin|cos|tan)h?|arc(?:cot|sec|csc)|cot|sec|csc"
+            r"|ln|log|lg|exp|det|gcd|lcm|max|min|lim)\s*\}",
+            r"\\\1 ",
+        ),
+        (r"\(\s*\\(?:mathrm|text|operatorname)\s*\{\s*mod\s*\}\s*([^()]+)\)", r"\\pmod{\1}"),
+        (r"\(\s*(?:\\[bp]?mod(?![a-zA-Z])|\bmod(?![a-zA-Z]))\s*([^()]+)\)", r"\\pmod{\1}"),
+        (r"\\pmod\s*(\d|[a-zA-Z])", r"\\pmod{\1}"),
+        (r"\\(?:mathrm|text|operatorname)\s*\{\s*mod\s*\}|(?<=[\d\s)}])mod(?=[\d\s({])", r"\\bmod "),
         (r"\\(?:left|right|middle)(?![a-zA-Z])\.?", ""),
         (r"\\[bB]igg?[lrm]?(?![a-zA-Z])", ""),
         (
@@ -52,6 +63,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
         (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
         (r"\{,\}", ","),
+        (r"(?<=\.)(\d*)\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?", r"\1\\overline{\2\3\4}"),
+        (r"\\\|", r"\\Vert "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (
             r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mathrm|mathsf|mathtt|operatorname\*?|mbox|hbox)\s*(?=\{)",
@@ -85,11 +98,12 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=[\w)}])\s*\*\s*(?=[\w(\\-])", r" \\cdot "),
         (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
         (
-            r"(?<![\\a-zA-Z{])(pi|sqrt|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan)(?=[\s\d({^/*+)-]|$)",
+            r"(?<![\\a-zA-Z{])(pi|sqrt|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan|gcd|lcm)(?=[\s\d({^/*+)-]|$)",
             r"\\\1 ",
         ),
     )
 )
+_FOR_RULES = re.compile(r"[^\s\d.,;()\[\]/+-]|\.\.\.")  # numbers, tuples and intervals need no rule
 _OVERESCAPED = re.compile(
     r"\\\\(?=(?:[dtc]?frac|sqrt|text|pi|left|right|cdot|times|boxed|infty)(?![a-zA-Z]))"
 )
@@ -124,8 +138,9 @@ def _tidy_once(text: str) -> str:
             if opening not in inner and closing not in inner and not inner.endswith("\\"):
                 text = inner
     text = _ROW_BREAK.sub(r"\\cr " if r"\begin" in text else " ", _OVERESCAPED.sub(r"\\", text))
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+    if _FOR_RULES.search(text):
+        for pattern, replacement in _RULES:
+            text = pattern.sub(replacement, text)
     text = _SPACES.sub(" ", text).strip()
     text = _strip_trailing(text)
     return _with_braces(_with_braces(text, _FRACTION, 2), _SQRT, 1, parentheses=True).strip()
@@ -155,7 +170,7 @@ def _vulgar(match: re.Match[str]) -> str:
 def _strip_trailing(text: str) -> str:
     """Remove a sentence's punctuation or a lone backslash at the end."""
     while text and text[-1] in ".,;:!\\" and not text.endswith(r"\!"):
-        if text[-1] == "!" and len(text) > 1 and (text[-2].isalnum() or text[-2] in ")}"):
+        if text[-1] == "!" and len(text) > 1 and (text[-2].isalnum() or text[-2] in ")}!"):
             break  # a factorial
         text = text[:-1].rstrip()
     return text
@@ -220,10 +235,15 @@ def closing_bracket(text: str, start: int, kinds: Sequence[str] = ANY_BRACKET) -
     return None
 
 
-def split_top(text: str, separators: re.Pattern[str], keep: re.Pattern[str] | None = None) -> list[str]:
+def split_top(
+    text: str,
+    separators: re.Pattern[str],
+    keep: re.Pattern[str] | None = None,
+    found: list[str] | None = None,
+) -> list[str]:
     """Cut `text` at the separators that stand outside every bracket and environment; pieces are stripped.
 
-    keep: what is never cut, looked for outside brackets only.
+    keep: what is never cut, looked for outside brackets only. found: gets the separators.
     """
     pieces, depth, start, position = [], 0, 0, 0
     while position < len(text):
@@ -232,6 +252,8 @@ def split_top(text: str, separators: re.Pattern[str], keep: re.Pattern[str] | No
             continue
         if depth == 0 and (match := separators.match(text, position)) and match.end() > position:
             pieces.append(text[start:position])
+            if found is not None:
+                found.append(match.group())
             start = position = match.end()
             continue
         if text[position] == "\\":
