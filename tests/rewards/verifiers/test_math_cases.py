@@ -61,11 +61,10 @@ def test_a_response_that_cannot_be_worked_out_is_wrong_and_never_unscored():
         with Scorer({"workers": 1}) as scorer:
             return [
                 (await scorer.score_response("math", Response(rf"\boxed{{{bomb}}}"), {"answer": gold})).reward
-                for bomb in BOMBS
-                for gold in ("12", r"\frac{x}{2}+\sqrt{3}")
+                for bomb, gold in zip(BOMBS, itertools.cycle(["12", r"\frac{x}{2}+\sqrt{3}"]), strict=False)
             ]
 
-    assert asyncio.run(go()) == [0.0] * 2 * len(BOMBS)
+    assert asyncio.run(go()) == [0.0] * len(BOMBS)
 
 
 @pytest.mark.parametrize("bomb", [r"e^{e^{e^{e^{e}}}}", r"9^{9^{9^{9}}}", "10^{10^{10}}-1"])
