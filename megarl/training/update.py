@@ -83,11 +83,10 @@ class PolicyUpdate:
             count_routes=has_routes,
         )
         metrics = learned.metrics | _step_metrics(batches, learned, self.policy.groups.replica_count)
-        if learned.steps:
-            rewards = torch.cat([batch.rewards for batch in batches])
-            group_ids = torch.cat([batch.group_ids for batch in batches])
-            found = advantage_metrics(rewards=rewards, group_ids=group_ids)
-            metrics |= reduce_over_ranks([found], self.policy.groups)
+        rewards = torch.cat([batch.rewards for batch in batches])
+        group_ids = torch.cat([batch.group_ids for batch in batches])
+        found = advantage_metrics(rewards=rewards, group_ids=group_ids)
+        metrics |= reduce_over_ranks([found], self.policy.groups)
         if self.models.critic is not None:
             valued = learn(self.models.critic, batches, ValueRegression(self.recipe))
             metrics |= valued.metrics

@@ -78,6 +78,15 @@ def test_what_exceeds_the_models_context_is_left_out_and_counted(chats, tokenize
         opened(chats, tokenizer, max_tokens=100, overlong="error")
 
 
+def test_a_demonstration_exactly_as_long_as_the_bound_is_learned_and_one_token_more_is_not(chats, tokenizer):
+    long = {"messages": [{"role": "user", "content": "x" * 50}, {"role": "assistant", "content": "y"}]}
+    chats.write_text(chats.read_text() + json.dumps(long) + "\n")
+    longest = max(sequence.tokens for sequence in opened(chats, tokenizer).batch(1, 11))
+    assert opened(chats, tokenizer, max_tokens=longest).tally.counts == {"rows": 11, "train": 11}
+    below = opened(chats, tokenizer, max_tokens=longest - 1).tally.counts
+    assert below == {"rows": 11, "overlong": 1, "train": 10}
+
+
 def test_a_file_without_demonstrations_is_an_error_that_names_it(tmp_path, tokenizer):
     path = tmp_path / "questions.jsonl"
     path.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')

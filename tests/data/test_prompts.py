@@ -185,6 +185,17 @@ def test_prompts_longer_than_the_bound_are_left_out_and_counted_or_an_error(toke
         open_prompts(settings.model_copy(update={"overlong": "error"}), tokenizer)
 
 
+def test_a_prompt_exactly_as_long_as_the_bound_is_kept_and_one_token_more_is_not(tokenizer):
+    everything = pooled(open_prompts(data(sources=[chain_sum(size=200)]), tokenizer))
+    longest = max(len(p.token_ids) for p in everything)
+    at_it = open_prompts(data(sources=[chain_sum(size=200)], max_prompt_tokens=longest), tokenizer)
+    assert at_it.counts["chain_sum"].get("overlong", 0) == 0
+    assert longest in {len(p.token_ids) for p in pooled(at_it)}
+    below = open_prompts(data(sources=[chain_sum(size=200)], max_prompt_tokens=longest - 1), tokenizer)
+    assert below.counts["chain_sum"]["overlong"] >= 1
+    assert longest not in {len(p.token_ids) for p in pooled(below)}
+
+
 def test_an_endless_source_of_which_nothing_fits_says_so(tokenizer):
     made = open_prompts(data(max_prompt_tokens=5, heldout={"fraction": 0}), tokenizer)
     with pytest.raises(UserError, match="400 longer than max_prompt_tokens"):

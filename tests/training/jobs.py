@@ -256,13 +256,17 @@ def left_out_job(folder: Path, algorithm: str) -> list[dict[str, Any]]:
     return metrics
 
 
-def evaluation_job(folder: Path) -> dict[str, float]:
-    """Of the held-out prompts and of two further sets, one of which has a name no metric could have."""
+def logged_job(folder: Path, *, learns: str) -> dict[str, dict[str, float]]:
+    """Metrics of the held-out prompts and of two further sets, one of which has a name no metric could have; of a step
+    of the cold start; and of one of reinforcement learning by this algorithm."""
     task = (
         "kind: reasoning_gym, task: chain_sum, size: 3, params: {min_terms: 2, max_terms: 2, max_digits: 1}"
     )
-    run = open_tiny(folder, f"data.evaluations={{two sums: {{{task}, seed: 1}}, b: {{{task}, seed: 2}}}}")
-    metrics = run.evaluation.evaluate(step=0)
+    sets = f"data.evaluations={{two sums: {{{task}, seed: 1}}, b: {{{task}, seed: 2}}}}"
+    run = open_tiny(folder, sets, learns, "rl.audit_every=1")
+    metrics = {"evaluation": run.evaluation.evaluate(step=0)}
+    for name in ("sft", "rl"):
+        metrics[name] = prepared(run, name).step(1, 0)
     run.close()
     return metrics
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from megarl.monitor.metrics import default_registry
+from megarl.rollout.sampling import merge_counts, rollout_counts
 from tests.ranks import RankPool
+from tests.rollout.test_filters import group, response
+from tests.training.golden import FILE as GOLDEN
 from tests.training.jobs import (
     distrust_job,
-    evaluation_job,
     left_out_job,
+    logged_job,
     not_finite_job,
     other_routes_job,
 )
@@ -34,19 +39,43 @@ def test_a_replica_or_a_mini_batch_may_have_nothing_left(
     assert one["train/active_responses"] == 8
     assert math.isfinite(one["train/loss"])
     assert (none["train/optimizer_steps"], none["train/skipped_steps"]) == (0, 2)
+    assert [m["train/unscored_responses"] for m in (one, none, second)] == [0, 0, 8]
     assert (second["train/optimizer_steps"], second["train/skipped_steps"]) == (1, 1)
     for learned in (one, second):  # engine and trainer are compared on the first mini-batch that there is
         assert learned["mismatch/tokens"] > 0
         assert learned["train/micro_batches"] == sum(result[0]["made"] for result in results)
 
 
-def test_every_held_out_set_is_evaluated_by_itself_too(ranks: RankPool, tmp_path: Path) -> None:
-    metrics = ranks.run(2, evaluation_job, folder=tmp_path)[0]
+@pytest.fixture(scope="module")
+def logged(
+    ranks: RankPool, tmp_path_factory: pytest.TempPathFactory, quickstart: Path
+) -> dict[str, dict[str, float]]:
+    parts = "kl: k3, kl_coef: 0.1, off_policy_delta: 0.1, routing_replay: engine"
+    folder = tmp_path_factory.mktemp("logged")
+    return ranks.run(2, logged_job, folder=folder, learns=f"algorithm={{name: minirl, {parts}}}")[0]  # type: ignore[no-any-return]
+
+
+def test_every_held_out_set_is_evaluated_by_itself_too(logged: dict[str, dict[str, float]]) -> None:
+    metrics = logged["evaluation"]
     assert metrics["eval/prompts"] == 16 + 3 + 3
     for name in ("chain_sum", "two.sums", "b"):
         assert 0 <= metrics[f"eval/{name}/accuracy"] <= 1
         assert 1 <= metrics[f"eval/{name}/response_length_mean"] <= 8
-    assert all(name in default_registry() for name in metrics)
+
+
+def test_every_registered_metric_is_logged_and_every_logged_metric_is_registered(
+    logged: dict[str, dict[str, float]],
+) -> None:
+    """By these steps or those of the golden trajectories; and what happens only where something goes wrong, by the
+    function that counts it."""
+    registry = default_registry()
+    names = {name for metrics in logged.values() for name in metrics}
+    names |= {name for run in json.loads(GOLDEN.read_text()).values() for step in run for name in step}
+    wrong = [replace(group(response(5, None)), dropped="same_reward")]
+    names |= merge_counts([rollout_counts(wrong)], "rollout").keys()
+    assert [name for name in names if name not in registry] == []
+    found = {registry[name].name for name in names}
+    assert [metric.name for metric in registry if metric.name not in found] == []
 
 
 def test_an_engine_is_not_believed(ranks: RankPool, tmp_path: Path) -> None:
