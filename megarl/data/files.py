@@ -143,7 +143,7 @@ def open_conversations(
         for (row, chat), sequence in zip(batch, _encode(batch, tokenizer), strict=True):
             if settings.max_tokens is None or sequence.tokens <= settings.max_tokens:
                 kept.append(sequence)
-                tally.unread.update(tokenizer.unread_fields(chat.messages))
+                tally.unread.update(tokenizer.unread_fields(chat.messages, chat.variables))
                 tally.digest.update(digest_of(chat.messages, chat.variables))
             elif settings.overlong == "skip":
                 tally.counts["overlong"] += 1

@@ -165,7 +165,9 @@ class _Look:
         rendered = messages.all_text(asked)
         if self.tokenizer is not None:
             rendered = self.tokenizer.render_prompt(asked, variables)
-            self.report.unread = sorted({*self.report.unread, *self.tokenizer.unread_fields(asked)})
+            self.report.unread = sorted(
+                {*self.report.unread, *self.tokenizer.unread_fields(asked, variables)}
+            )
             self.measured.setdefault("prompt tokens", []).append(len(self.tokenizer.encode(rendered)))
             if any(mark in messages.all_text(asked) + answer for mark in self.special):
                 self.report.special_tokens.append(row.number)

@@ -271,7 +271,7 @@ def _fitting(questions: Sequence[Question], rules: _Rules, tally: Tally, overlon
     fitting = [prompt for prompt in encoded if prompt is not None]
     tally.counts[overlong] += len(encoded) - len(fitting)
     for question in questions:
-        tally.unread.update(rules.tokenizer.unread_fields(question.messages))
+        tally.unread.update(rules.tokenizer.unread_fields(question.messages, question.variables))
     return fitting
 
 

@@ -146,10 +146,12 @@ class ChatTokenizer:
         encoded = self.hf(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
         return [np.asarray(ids, dtype=np.int32) for ids in encoded]
 
-    def unread_fields(self, messages: Sequence[Message]) -> set[str]:
+    def unread_fields(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> set[str]:
         """Return the names of the messages' fields that the chat template does not mention."""
         names = {key for message in messages for key in message} - {"role", "content", "weight"}
-        return {name for name in names if not self._knows(name)}
+        return {name for name in names if not self._knows(name, tools="tools" in (variables or {}))}
 
     def encode_chat(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
@@ -212,9 +214,18 @@ class ChatTokenizer:
         self, whole: str, start: int, turns: Sequence[Message], variables: Mapping[str, Any], *, last: bool
     ) -> int:
         """Return where the turn that begins at `start` ends: behind its stop token, or where the template leaves it."""
-        closed = whole if last else self._render(turns, variables, add_generation_prompt=False)
-        most = len(closed) if whole.startswith(closed) else len(whole)
-        found = re.compile("|".join(map(re.escape, self._stops))).search(whole, start, most)
+        stop = re.compile("|".join(map(re.escape, self._stops)))
+        found = stop.search(whole, start)
+        if last:
+            return found.end() if found else len(whole)
+        try:
+            closed = self._render(turns, variables, add_generation_prompt=False)
+        except UserError:  # some templates want a result behind every call
+            if found is None:
+                raise
+            return found.end()
+        if whole.startswith(closed):  # a stop token behind that is another turn's
+            found = stop.search(whole, start, len(closed))
         return found.end() if found else len(closed)
 
     @cached_property

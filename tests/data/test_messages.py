@@ -265,3 +265,24 @@ def test_a_table_that_fills_missing_fields_with_null_adds_nothing_to_a_call(qwen
     source = DemonstrationSettings(path=str(tmp_path / "rows.parquet"), preset="messages")
     sequences, _ = open_conversations(source, qwen)
     assert [qwen.hf.decode(s.token_ids) for s in sequences] == [rendered(qwen, chat) for chat in chats]
+
+
+def test_a_template_that_wants_a_result_behind_every_call_is_no_hindrance(with_template, tmp_path):
+    strict = with_template(
+        "{% if messages[-1].tool_calls %}{{ raise_exception('a call without a result') }}{% endif %}" + QWEN
+    )
+    _, (learned,), _ = learn([{"messages": DIALOGUE, "tools": TOOLS}], strict, tmp_path)
+    assert learned == LOOKS + SAYS
+
+
+def test_of_several_templates_the_one_for_tools_is_used_where_there_are_tools(tokenizer, tmp_path):
+    several = load_tokenizer(tokenizer.folder)
+    several.hf.chat_template = {"default": PLAIN, "tool_use": QWEN}
+    rows = [{"messages": DIALOGUE, "tools": TOOLS}, {"messages": [USER, SAID]}]
+    (first, second), _, _ = learn(rows, several, tmp_path)
+    assert first == rendered(several, DIALOGUE, tools=TOOLS)
+    assert second == rendered(several, [USER, SAID])
+    several.hf.chat_template = {"tool_use": QWEN}
+    assert learn(rows[:1], several, tmp_path)[0] == [first]
+    with pytest.raises(UserError, match=r"row 2: .* no chat template"):
+        learn(rows, several, tmp_path)

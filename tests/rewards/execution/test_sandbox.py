@@ -430,3 +430,11 @@ def test_where_nothing_works_the_refusal_names_every_reason(no_bubblewrap, monke
 def test_an_interpreter_or_a_path_that_is_not_there_is_a_users_mistake(options):
     with pytest.raises(UserError, match="no-such"):
         choose("auto", **options)
+
+
+def test_paths_that_programs_may_read_may_begin_at_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "shown").mkdir()
+    assert str(tmp_path / "shown") in make_view(read_only=("~/shown",)).paths
+    with pytest.raises(UserError, match="read_only: '~nobody-is-called-so': there is no such home"):
+        make_view(read_only=("~nobody-is-called-so",))

@@ -167,6 +167,8 @@ def test_the_token_comes_from_a_file_and_a_wrong_address_is_refused_at_start(tmp
     with serving(by_length) as server, remote(server.url, token_file=str(token)) as scorer:
         score_all(scorer, "remote", ["x"])
         assert server.headers[0]["Authorization"] == "Bearer s3cret"
+    with pytest.raises(UserError, match=r"token_file: '~nobody-is-called-so/x': there is no such home"):
+        remote("http://localhost", token_file="~nobody-is-called-so/x")
     with pytest.raises(UserError, match=r"rewards\.verifiers\.0: url 'localhost:80' must begin with http"):
         remote("localhost:80")
     with pytest.raises(UserError, match="token_file '/no/such/file' cannot be read"):
