@@ -310,3 +310,9 @@ def test_a_file_without_a_row_that_can_be_used_is_a_failure(words: tuple[str, ..
     assert "\x1b" not in result.stdout + result.stderr
     path.write_text('{"question": "a", "answer": "#### 1"}\n{}\n')
     assert megarl("data", "inspect", str(path), *words).returncode == 0
+
+
+def test_a_message_spells_out_what_a_terminal_would_obey(tmp_path: Path) -> None:
+    result = megarl("data", "inspect", str(tmp_path / "a\x1b[2J\u202eb"))
+    assert r"a\x1b[2J\u202eb: no such file" in result.stderr
+    assert not {"\x1b", "\u202e"} & set(result.stderr)
