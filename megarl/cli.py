@@ -72,8 +72,9 @@ def train(config: ConfigFile, overrides: Overrides = None) -> None:
         stop.supervised = True
     elif (code := launcher.launch(settings, ["train", str(config), *(overrides or ())])) is not None:
         raise typer.Exit(code)
-    else:
-        stop.supervised = read_place() is not None  # a fork
+    elif read_place() is not None:  # a fork
+        stop.listen()
+        stop.supervised = True
     from megarl.training.train import train as run
 
     run(settings, stop)

@@ -22,7 +22,7 @@ from megarl.config.schema import Config
 from megarl.errors import EXIT_USER_ERROR, UserError
 from megarl.megatron.environment import Place, forget_place, how_to_mend
 from megarl.megatron.settings import Layout
-from megarl.monitor.signals import SAME_SIGNAL, STOPS, killed_by
+from megarl.monitor.signals import END_NOW, SAME_SIGNAL, STOPS, killed_by
 from megarl.monitor.status import print_status
 
 MOST_RANKS = 4096
@@ -30,9 +30,6 @@ PR_SET_PDEATHSIG = 1
 SECONDS_TO_SAY_SO = 2.0  # all ranks meet a mistake, and the one that tells it may not be the first to end
 SECONDS_TO_END = 10.0  # between END_NOW and SIGKILL
 SECONDS_TO_FOLLOW = 30.0  # between the end of the first rank that a signal stopped and SIGKILL for the others
-END_NOW = (
-    signal.SIGUSR2
-)  # for ranks that wait for one that is gone; nobody takes it, so it ends them in native code too
 WHAT_A_RUN_IMPORTS = ("megarl.training.train", "transformers.models.auto.tokenization_auto")
 
 
@@ -108,12 +105,14 @@ def start_ranks(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         this_process, started = os.getpid(), []
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until somebody takes them
         for rank in range(ranks):
             pid = os.fork()
             if pid == 0:
                 os.setsid()
                 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a job of the background
                     signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
                 die_with_parent(this_process)
                 forget_place()
                 os.environ.update(_variables(rank, ranks, host, port, threads))
@@ -181,6 +180,7 @@ class _Ranks:
         for number in (*STOPS, signal.SIGQUIT):
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
                 signal.signal(number, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         passed_on = 0
         while self._running() and not any(self._codes.values()) and not self._killed:
             if self._signals and not passed_on:

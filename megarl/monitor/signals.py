@@ -12,9 +12,8 @@ import time
 from types import FrameType, MappingProxyType
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-SAME_SIGNAL = (
-    1.0  # seconds in which a signal that comes again is the same one: to the process and to its whole group
-)
+END_NOW = signal.SIGUSR2  # for ranks that wait for one that is gone; it works in native code, too
+SAME_SIGNAL = 1.0  # seconds in which a signal that comes again is the same: to a process and to its group
 SHOW_CURSOR = b"\x1b[?25h"
 OFTEN_MEANS = MappingProxyType(
     {
@@ -64,12 +63,13 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.number, self.supervised = 0, False
-        self._since = 0.0
+        self._process, self._since = 0, 0.0
         self._can_save = self._is_closing = False
 
     def listen(self) -> None:
         """Take the signals. One that is ignored (SIGHUP, under nohup) stays ignored; SIGINT does not, since shells have
-        jobs of the background ignore it."""
+        jobs of the background ignore it. A fork that is to take them calls it, too."""
+        self._process = os.getpid()
         for number in STOPS:
             if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
@@ -79,10 +79,14 @@ class StopSignals:
         self._can_save = True
 
     def is_closing(self) -> None:
-        """From now on the run ends anyway: the first signal changes nothing."""
+        """From now on the run ends anyway: the first signal changes nothing, nor does the end of another rank."""
         self._is_closing = True
+        if self.supervised:
+            signal.signal(END_NOW, signal.SIG_IGN)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        if os.getpid() != self._process:  # somebody's fork, which ends as any process does
+            _end_by(number)
         told = os.environ.get("RANK", "0") == "0"
         if not self._can_save:
             if told:
@@ -97,8 +101,12 @@ class StopSignals:
                 )
         elif not self.supervised and time.monotonic() - self._since > SAME_SIGNAL:
             _say("ended at once")
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            _end_by(number)
+
+
+def _end_by(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _say(line: str) -> None:

@@ -200,6 +200,31 @@ def test_a_second_signal_ends_all_ranks_at_once(tmp_path: Path) -> None:
     assert seen == {"0", "1"}
 
 
+def never_ready(seen: str) -> None:
+    stop = StopSignals()
+    stop.can_save()
+    stop.listen()
+    if os.fork() == 0:  # a helper of somebody's, which is no part of the run
+        os.kill(os.getpid(), signal.SIGTERM)
+        Path(seen, "the helper lives").touch()
+        os._exit(0)
+    os.wait()
+    Path(seen, "0").touch()
+    hang()
+
+
+def test_a_run_of_one_rank_ends_at_once_at_the_second_signal(tmp_path: Path) -> None:
+    process = start(never_ready, str(tmp_path), folder=tmp_path, environment=environment_of_a_command())
+    wait_until(lambda: (tmp_path / "0").exists(), 60, "the start")
+    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGTERM)  # the same one, sent to the whole group, too
+    time.sleep(1.1)
+    assert process.returncode is None
+    os.kill(process.pid, signal.SIGTERM)
+    assert finish(process, 60).returncode == -signal.SIGTERM
+    assert {file.name for file in tmp_path.iterdir()} == {"0"}
+
+
 def test_before_training_a_signal_ends_the_ranks_and_says_that_nothing_is_lost(tmp_path: Path) -> None:
     action = partial(not_yet_trained, str(tmp_path))
     process = start(two_ranks, action, action, folder=tmp_path, environment=environment_of_a_command())
