@@ -177,7 +177,11 @@ def test_check_refuses_the_likeliest_mistakes_about_a_large_model(tmp_path: Path
             check_run(load_config(file, [word]), 32)
         assert told in str(caught.value), word
     config = tmp_path / "Qwen3-30B-A3B" / "config.json"
-    config.write_text(config.read_text().replace("151936", "128"))
+    published = config.read_text()
+    config.write_text(json.dumps({**json.loads(published), "tie_word_embeddings": True}))
+    with pytest.raises(UserError, match=r"engine\.kind: sglang cannot .* tie_word_embeddings: True"):
+        check_run(load_config(file), 32)
+    config.write_text(published.replace("151936", "128"))
     with pytest.raises(UserError, match="the model's embedding only 128 rows"):
         check_run(load_config(file), 32)
 

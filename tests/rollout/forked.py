@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 
+from megarl.rollout.sglang import supervise
 from megarl.rollout.sglang.launch import server_command
 from megarl.rollout.sglang.layout import FusedLayout
 from megarl.rollout.sglang.process import free_port
@@ -50,6 +51,7 @@ class ForkedServers:
         arguments = [str(log), *command[3:], "--host", "127.0.0.1", "--port", str(port)]
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        before = supervise.names_of_all()
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
         group = int(self._process.stdout.readline())
@@ -60,7 +62,9 @@ class ForkedServers:
                 time.sleep(0.1)
             yield url
         finally:
+            left = supervise.segments(group, before)
             os.killpg(group, signal.SIGKILL)
+            supervise.remove_segments(left)
 
     def close(self) -> None:
         self._process.communicate()

@@ -118,12 +118,12 @@ def check_run(model: Path, folder: Path, engine: str, *, moe: bool) -> None:
 @pytest.fixture
 def runs(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The families with a run."""
-    return tuple(FAMILIES) if request.config.getoption("--all-families") else RUNS
+    return tuple(FAMILIES) if request.config.getoption("--all-families", default=False) else RUNS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "served" in metafunc.fixturenames:
-        every = metafunc.config.getoption("--all-families")
+        every = metafunc.config.getoption("--all-families", default=False)
         metafunc.parametrize("served", tuple(FAMILIES) if every else LAYOUTS)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from megarl.errors import UserError
 from megarl.rollout.engine import EngineError
-from megarl.rollout.sglang import sync
+from megarl.rollout.sglang import supervise, sync
 from megarl.rollout.sglang.engine import SGLangEngine
 from megarl.rollout.sglang.settings import SGLangSettings
 from tests.models import tiny_qwen3, tiny_qwen3_moe
@@ -43,6 +43,12 @@ def process_group(engine: SGLangEngine) -> list[int]:
     """Process ids of the first server: the supervisor, SGLang and its children."""
     leader = leaders_of(engine)[0]
     return [leader, *(child.pid for child in psutil.Process(leader).children(recursive=True))]
+
+
+def segments_of(engine: SGLangEngine) -> list[Path]:
+    """What its servers have in shared memory."""
+    names = {name for leader in leaders_of(engine) for name in supervise.segments(leader, ())}
+    return [supervise.SHARED_MEMORY / name for name in sorted(names)]
 
 
 def attached(
@@ -209,8 +215,11 @@ def test_a_dense_model_in_bfloat16_with_tied_embeddings_is_proved_and_pauses_in_
         # bfloat16 against float32: close, as far as the old weights made it.
         change = long.spans[0].end
         assert np.abs(long.logprobs - Reference(model).logprobs(request, long))[:change].mean() < 0.2
+        shared = segments_of(engine)
+        assert any(path.name.startswith("sglang_loads_") for path in shared)
     finally:
         engine.close()
+    assert not [path for path in shared if path.exists()]
 
 
 @pytest.mark.slow
@@ -228,5 +237,8 @@ def test_each_rank_of_a_tensor_parallel_server_is_proved(tmp_path: Path) -> None
         request = make_request("r", 20)
         result = generate(engine, request)["r"]
         np.testing.assert_allclose(result.logprobs, Reference(newer).logprobs(request, result), atol=CLOSE)
+        shared = segments_of(engine)
+        assert any(path.name.startswith("sgl_shm_mq_") for path in shared)
     finally:
         engine.close()
+    assert not [path for path in shared if path.exists()]

@@ -18,10 +18,11 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 def register() -> None:
     from sglang.srt.mem_cache.pool_host import common
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import AttnForwardMethod
 
-    common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
     AttentionBackendRegistry.register("torch_native", lambda attention, batch: AttnForwardMethod.MLA)
     rotary, gate = "sglang.srt.layers.rotary_embedding.factory", "sglang.kernels.ops.elementwise.elementwise"
     HookRegistry.register(f"{rotary}.get_rope_cpu", rope, HookType.AROUND)

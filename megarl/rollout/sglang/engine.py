@@ -5,8 +5,8 @@ process group with its log in the run folder. One that dies is started again, ge
 its requests are retried; none outlives megarl, even if megarl is killed with -9.
 
 What a reader may not expect of SGLang:
-- It also ends a response at the EOS tokens that the checkpoint names, whatever `stop_token_ids` say; only if there
-  are none of these does nothing but the length end it.
+- It also ends a response at the EOS tokens that the checkpoint names, whatever `stop_token_ids` say (which hold them,
+  see `load_tokenizer`); only if there are none of these does nothing but the length end it.
 - The default pause, `retract`, drops the keys and values of what runs. When it goes on it is prefilled again with
   the new weights: later tokens are exactly theirs, and so are all route rows, which the trace says in its spans.
 - A request aborted while it waits in the queue (so any, while paused) may lose some or all of its tokens. Abort

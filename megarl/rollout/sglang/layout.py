@@ -103,8 +103,7 @@ class FusedLayout:
 
     @classmethod
     def of(cls, model_path: Path, *, tp_size: int = 1, device: str = "cpu") -> FusedLayout:
-        """Return the layout for this Hugging Face folder. Raises UserError for one that is not followed here, or that
-        SGLang would sample otherwise than megarl trains it."""
+        """Return the layout for this Hugging Face folder. Raises UserError for one that is not followed here."""
         config, file = read_config(model_path), model_path / "config.json"
         if device == "cpu" and tp_size > 1:
             for key in _CPU_PADDED:
@@ -209,6 +208,13 @@ class FusedDigests:
                 f"{', '.join(sorted(held))}"
             )
         return self._digests
+
+
+def check_variant(model_path: Path) -> None:
+    """Raise UserError for a Hugging Face folder whose model SGLang would sample otherwise than megarl trains it."""
+    config = read_config(model_path)
+    family = family_of(config, source=str(model_path / "config.json"))
+    family.sglang_check(config, family.architecture(config))
 
 
 def expected_names(model_path: Path, layout: FusedLayout) -> set[str]:

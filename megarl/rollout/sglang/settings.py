@@ -134,8 +134,9 @@ class SGLangSettings(EngineSettings):
             )
 
     def check_model(self, folder: Path, *, device: Literal["cpu", "cuda"]) -> None:
-        from megarl.rollout.sglang.layout import FusedLayout
+        from megarl.rollout.sglang.layout import FusedLayout, check_variant
 
+        check_variant(folder)
         FusedLayout.of(folder, tp_size=self.tensor_parallel, device=device)
 
     def make(self, context: EngineContext, urls: Sequence[str] = ()) -> Engine:

@@ -45,7 +45,7 @@ class Family:
     UserError on a setting megarl cannot honour. entries: the name map for a config. ignored: prefixes of checkpoint
     tensors that training leaves out on purpose. sglang: whether the entries say how SGLang lays the family out.
     sglang_config: what SGLang must be told beside config.json, by its keys: those that it reads and transformers
-    leaves out; raises UserError on what SGLang cannot sample."""
+    leaves out. sglang_check: raises UserError on a config that SGLang would sample otherwise than megarl trains it."""
 
     name: str
     architectures: tuple[str, ...]
@@ -54,6 +54,7 @@ class Family:
     ignored: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda config: ()
     sglang: bool = False
     sglang_config: Callable[[Mapping[str, Any], Architecture], Mapping[str, Any]] = lambda config, arch: {}
+    sglang_check: Callable[[Mapping[str, Any], Architecture], None] = lambda config, arch: None
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def not_in_sglang(key: str, value: Any, why: str) -> UserError:
     )
 
 
-def sparse_and_untied(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+def sparse_and_untied(config: Mapping[str, Any], arch: Architecture) -> None:
     """Refuse, for SGLang, dense layers and tied embeddings of a Mixture of Experts: its models have neither."""
     if arch.moe_layers:
         if len(arch.moe_layers) < arch.transformer["num_layers"]:
@@ -122,10 +123,9 @@ def sparse_and_untied(config: Mapping[str, Any], arch: Architecture) -> Mapping[
             )
             raise not_in_sglang(what, layers, "SGLang makes every layer of this family a Mixture of Experts")
         refuse_tied(config, arch)
-    return {}
 
 
-def heads_of_hidden_size(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+def heads_of_hidden_size(config: Mapping[str, Any], arch: Architecture) -> None:
     """Refuse, for SGLang, heads of another size than hidden_size / num_attention_heads, and what `sparse_and_untied`
     refuses."""
     size = config["hidden_size"] // config["num_attention_heads"]
@@ -133,14 +133,13 @@ def heads_of_hidden_size(config: Mapping[str, Any], arch: Architecture) -> Mappi
         raise not_in_sglang(
             "head_dim", arch.transformer["kv_channels"], f"SGLang makes it {size} in this family"
         )
-    return sparse_and_untied(config, arch)
+    sparse_and_untied(config, arch)
 
 
-def refuse_tied(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+def refuse_tied(config: Mapping[str, Any], arch: Architecture) -> None:
     """Refuse, for SGLang, tied embeddings: its model of such a family has an LM head of its own."""
     if arch.tied_embeddings:
         raise not_in_sglang("tie_word_embeddings", True, "SGLang gives this family an LM head of its own")
-    return {}
 
 
 def require(config: Mapping[str, Any], why: str, **wanted: Any) -> None:

@@ -148,13 +148,17 @@ def _sglang_v3(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, An
 
 
 def _sglang_glm4_lite(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+    dense = arch.transformer["num_layers"] - len(arch.moe_layers)
+    return {"first_k_dense_replace": dense, "norm_topk_prob": True, **_groups(config)}
+
+
+def _check_glm4_lite(config: Mapping[str, Any], arch: Architecture) -> None:
     base.refuse_tied(config, arch)
-    layers, dense = arch.transformer["num_layers"], arch.transformer["num_layers"] - len(arch.moe_layers)
-    if arch.moe_layers != tuple(range(dense, layers)):
+    layers = arch.transformer["num_layers"]
+    if arch.moe_layers != tuple(range(layers - len(arch.moe_layers), layers)):
         raise base.not_in_sglang(
             "mlp_layer_types", config["mlp_layer_types"], "SGLang wants dense layers first"
         )
-    return {"first_k_dense_replace": dense, "norm_topk_prob": True, **_groups(config)}
 
 
 def _groups(config: Mapping[str, Any]) -> dict[str, int]:
@@ -181,4 +185,5 @@ GLM4_MOE_LITE = base.Family(
     base.multi_token_prediction,
     sglang=True,
     sglang_config=_sglang_glm4_lite,
+    sglang_check=_check_glm4_lite,
 )

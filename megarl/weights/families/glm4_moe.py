@@ -40,5 +40,5 @@ GLM4_MOE = base.Family(
     entries,
     base.multi_token_prediction,
     sglang=True,
-    sglang_config=base.refuse_tied,
+    sglang_check=base.refuse_tied,
 )

@@ -32,5 +32,5 @@ MIXTRAL = base.Family(
     architecture,
     entries,
     sglang=True,
-    sglang_config=base.heads_of_hidden_size,
+    sglang_check=base.heads_of_hidden_size,
 )

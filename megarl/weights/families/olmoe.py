@@ -28,7 +28,7 @@ def entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.Entry, 
     return base.name_map(arch, base.attention(arch, norms=True), base.routed_experts())
 
 
-def _sglang(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
+def _sglang(config: Mapping[str, Any], arch: Architecture) -> None:
     heads, keys = arch.transformer["num_attention_heads"], arch.transformer["num_query_groups"]
     if keys != heads:
         raise base.not_in_sglang(
@@ -36,7 +36,7 @@ def _sglang(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
         )
     if config.get("norm_topk_prob"):
         raise base.not_in_sglang("norm_topk_prob", True, "SGLang does not normalise the gates of this family")
-    return base.heads_of_hidden_size(config, arch)
+    base.heads_of_hidden_size(config, arch)
 
 
-OLMOE = base.Family("olmoe", ("OlmoeForCausalLM",), architecture, entries, sglang=True, sglang_config=_sglang)
+OLMOE = base.Family("olmoe", ("OlmoeForCausalLM",), architecture, entries, sglang=True, sglang_check=_sglang)

@@ -69,8 +69,9 @@ def _qwen3_entries(config: Mapping[str, Any], arch: Architecture) -> tuple[base.
     return base.name_map(arch, base.attention(arch, norms=True), base.dense_mlp(), base.routed_experts())
 
 
-def _sglang_qwen2(config: Mapping[str, Any], arch: Architecture) -> Mapping[str, Any]:
-    return base.heads_of_hidden_size(config, arch) if arch.moe_layers else {}
+def _sglang_qwen2(config: Mapping[str, Any], arch: Architecture) -> None:
+    if arch.moe_layers:
+        base.heads_of_hidden_size(config, arch)
 
 
 QWEN2 = base.Family(
@@ -79,7 +80,7 @@ QWEN2 = base.Family(
     _qwen2,
     _qwen2_entries,
     sglang=True,
-    sglang_config=_sglang_qwen2,
+    sglang_check=_sglang_qwen2,
 )
 QWEN3 = base.Family(
     "qwen3",
@@ -87,5 +88,5 @@ QWEN3 = base.Family(
     _qwen3,
     _qwen3_entries,
     sglang=True,
-    sglang_config=base.sparse_and_untied,
+    sglang_check=base.sparse_and_untied,
 )
