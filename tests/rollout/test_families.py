@@ -36,6 +36,7 @@ IN_SGLANG: dict[str, dict[str, Any]] = {  # what SGLang has no other variant of
     "qwen3-moe": {"mlp_only_layers": []},
     "olmoe": {"num_key_value_heads": 4},
     "moonlight": {"rms_norm_eps": 1e-6},  # of the latents, too
+    "glm-4.7-flash": {"rms_norm_eps": 1e-6},
 }
 LAYOUTS = ("qwen2-moe", "mixtral", "deepseek-v2-lite", "deepseek-v3", "glm-4.5", "glm-4.7-flash")
 RUNS = ("mixtral", "glm-4.7-flash")
