@@ -6,6 +6,7 @@ Nothing here compares version numbers: each difference is looked for in the inst
 |---|---|---|
 | places that assume CUDA | `cpu.ADAPTATIONS`, each with the line that needs it | adapts them on a CPU (`cpu.adapt`) |
 | the import needs triton, undeclared | `imports_triton` | asks for it (`require_triton`) |
+| a norm before whole latent queries | who calls `_resolve_qk_norm_config` | none (`parts.StockLatentAttention`) |
 | whose tokens an auxiliary loss is multiplied by | `router_switch` | switches that off (`auxiliary.take_over`) |
 """
 
@@ -59,7 +60,7 @@ def require_triton(core: Path | None = None) -> None:
         core = Path(spec.origin).parent
     if imports_triton(core):
         raise UserError(
-            f"megatron-core {installed()} imports triton, which is not installed (torch's CPU build does not bring it): "
+            f"megatron-core {installed()} imports triton, which is not installed (CPU builds of torch lack it): "
             "pip install triton (no GPU is needed to import it), or go back to a megatron-core that does without it: "
             "pip install megatron-core==0.16.1"
         )
