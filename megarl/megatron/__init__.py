@@ -1,14 +1,15 @@
 """The trainer on megatron-core."""
 
 import importlib.util
+import logging
 import sys
 import types
 import warnings
 
 from megarl.megatron import versions
 
-# megarl chooses the parts itself (`platform.py`); what megatron-core misses at import, and what it uses that torch
-# will rename one day, is no news to the user.
+# megarl chooses the parts itself (`platform.py`); what megatron-core misses at import, and what a later torch or
+# megatron-core will rename one day, is no news to the user.
 for _message in (
     ".*(Apex|Transformer Engine) (is|are|and) .*",
     r".*torch\.distributed\.\w+.* is deprecated.*",
@@ -17,6 +18,25 @@ for _message in (
     ".*is experimental and still under active development.*",
 ):
     warnings.filterwarnings("ignore", message=_message)
+
+
+class _Without(logging.Filter):
+    """Lets only messages through that do not contain `words`."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self.words not in record.getMessage()
+
+
+for _module, _words in (
+    ("models.gpt.gpt_model", "GPTModel IS DEPRECATED"),
+    ("dist_checkpointing.strategies.common", "load_common is deprecated"),
+    ("distributed.distributed_data_parallel", "full_param_layout not provided"),
+):
+    logging.getLogger(f"megatron.core.{_module}").addFilter(_Without(_words))
 
 
 def _without_compiler() -> types.ModuleType:

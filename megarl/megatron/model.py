@@ -26,7 +26,7 @@ from megarl.errors import UserError, did_you_mean
 from megarl.megatron.architecture import Architecture
 from megarl.megatron.attention import PackedAttention, RMSNorm
 from megarl.megatron.logprobs import VocabularyShard
-from megarl.megatron.parts import LatentAttention, RMSNormOverHeads
+from megarl.megatron.parts import LatentAttention, RMSNormOverHeads, StockLatentAttention
 from megarl.megatron.platform import Platform
 from megarl.megatron.settings import Layout, ModelSettings
 
@@ -226,7 +226,12 @@ def _layer_specs(
     if not platform.transformer_engine:
         spec.layer_norm = RMSNorm
         for layer in spec.layer_specs or []:
-            _use_own_parts(layer.submodules)
+            _use_own_parts(layer.submodules, config)
+    for layer in spec.layer_specs or []:
+        if layer.submodules.self_attention.module is MLASelfAttention:
+            layer.submodules.self_attention.module = (
+                StockLatentAttention if platform.transformer_engine else LatentAttention
+            )
     if architecture.qk_norm_over_heads:
         for layer in spec.layer_specs or []:
             attention = layer.submodules.self_attention.submodules
@@ -237,7 +242,7 @@ def _layer_specs(
     return spec
 
 
-def _use_own_parts(parts: TransformerLayerSubmodules) -> None:
+def _use_own_parts(parts: TransformerLayerSubmodules, config: TransformerConfig) -> None:
     """Norms and core attention without Transformer Engine."""
     parts.input_layernorm = RMSNorm
     parts.pre_mlp_layernorm = RMSNorm
@@ -248,6 +253,10 @@ def _use_own_parts(parts: TransformerLayerSubmodules) -> None:
             setattr(attention, norm, RMSNorm)
     if parts.self_attention.module is MLASelfAttention:
         parts.self_attention.module = LatentAttention
+        if config.q_lora_rank is None:  # type: ignore[attr-defined]
+            attention.q_layernorm = (
+                IdentityOp  # whole queries have no norm; megatron-core 0.19 refuses an unused one
+            )
 
 
 def _set_latent_epsilon(model: GPTModel, epsilon: float) -> None:

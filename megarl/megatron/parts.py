@@ -59,7 +59,19 @@ class ReplicatedLinear(torch.nn.Module):
         return F.linear(x, self.weight), None
 
 
-class LatentAttention(MLASelfAttention):
+class StockLatentAttention(MLASelfAttention):
+    """megarl's name for megatron-core's latent attention, whose whole queries (no `q_lora_rank`) have no norm.
+
+    From 0.19 on megatron-core puts one before `linear_q_proj` as soon as the compressed keys have theirs.
+    """
+
+    def _resolve_qk_norm_config(self, submodules: Any) -> dict[str, Any]:
+        """Called by the versions that choose so; the projection is the spec's own."""
+        chosen = super()._resolve_qk_norm_config(submodules)  # type: ignore[misc]
+        return {**chosen, "linear_q_proj": submodules.linear_q_proj}
+
+
+class LatentAttention(StockLatentAttention):
     """megatron-core's latent attention with whole down-projections, as Transformer Engine's spec has them.
 
     Its local spec splits them over tensor-parallel ranks and gathers their outputs; the gradient of the rotary key

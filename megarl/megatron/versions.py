@@ -6,6 +6,7 @@ Nothing here compares version numbers: each difference is looked for in the inst
 |---|---|---|
 | places that assume CUDA | `cpu.ADAPTATIONS`, each with the line that needs it | adapts them on a CPU (`cpu.adapt`) |
 | the import needs triton, undeclared | `imports_triton` | asks for it (`require_triton`) |
+| a norm before whole latent queries | who calls `_resolve_qk_norm_config` | none (`parts.StockLatentAttention`) |
 | whose tokens an auxiliary loss is multiplied by | `router_switch` | switches that off (`auxiliary.take_over`) |
 """
 

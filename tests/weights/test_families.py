@@ -37,7 +37,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], tuple[str, ...]]] = {
     "PP2": (2, {"pipeline": 2}, ALL),
     "EP2": (2, {"expert": 2}, MOE),
     "CP2": (2, {"context": 2}, LATENT),  # the others' attention is that of tests/megatron/test_layouts.py
-    "TP2xCP2": (4, {"tensor": 2, "context": 2}, ("deepseek-v2", "deepseek-v3")),
+    "TP2xCP2": (4, {"tensor": 2, "context": 2}, ("deepseek-v2", "deepseek-v3", "qwen2.5-one-kv-head")),
     "TP4": (4, {"tensor": 4}, FEW_KEYS),
 }
 CASES = [(name, layout) for layout, (_, _, families) in LAYOUTS.items() for name in families]
