@@ -111,12 +111,12 @@ def template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     given = _from_json(row.get("chat_template_kwargs"), "'chat_template_kwargs'")
-    if given not in (None, ""):
+    if not _is_blank(given):
         if not isinstance(given, Mapping):
             raise RowError(f"'chat_template_kwargs' is {kind_of(given)}, not an object")
         found.update({key: value for key, value in given.items() if value is not None})
     for key, kind in VARIABLES.items():
-        if (value := row.get(key)) not in (None, ""):
+        if not _is_blank(value := row.get(key)):
             if not isinstance(value, kind):
                 raise RowError(
                     f"{key!r} is {kind_of(value)}, not {'text' if kind is str else 'true or false'}"

@@ -363,7 +363,7 @@ def _stops(path: Path) -> list[int]:
     except (ValueError, AttributeError) as error:
         raise UserError(f"{path}: not a JSON object: {error}") from error
     listed = [] if stops is None else stops if isinstance(stops, list) else [stops]
-    if wrong := [i for i in listed if type(i) is not int or i < 0]:
+    if wrong := [i for i in listed if type(i) is not int or not 0 <= i < 2**31]:
         raise UserError(
             f"{path}: eos_token_id: {wrong[0]!r} is no token id; write a number, or a list of numbers"
         )

@@ -276,6 +276,7 @@ def test_content_of_spaces_is_as_good_as_empty_content(qwen, tmp_path, blank):
 def test_a_column_that_holds_nothing_is_as_good_as_none(with_template, tmp_path, nothing):
     chat = [USER, {**SAID, "tool_calls": None if nothing != nothing else nothing}]
     row = {"messages": chat, "tools": nothing, "system": nothing if nothing not in ("null", "[]") else ""}
+    row |= {"chat_template_kwargs": nothing if nothing != "[]" else {}, "enable_thinking": row["system"]}
     plain = with_template(PLAIN)
     assert learn([row], plain, tmp_path)[0] == [rendered(plain, [USER, SAID])]
 
