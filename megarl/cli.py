@@ -221,6 +221,7 @@ def data_inspect(
 ) -> None:
     """Show counts, length percentiles, duplicates, a few rendered prompts, and problems by row number."""
     import json
+    from datetime import datetime
 
     from megarl.data.inspection import inspect_file, render_report
     from megarl.data.tokenizer import load_tokenizer
@@ -230,7 +231,9 @@ def data_inspect(
     settings: dict[str, Any] = {key: value for key, value in given.items() if value}
     if chat_template and not tokenizer:
         raise UserError("--chat-template needs --tokenizer, the folder of the tokenizer that it is for")
-    tokens = load_tokenizer(tokenizer, chat_template) if tokenizer else None
+    tokens = (
+        load_tokenizer(tokenizer, chat_template, now=datetime.now()) if tokenizer else None
+    )  # one for all rows
     found = inspect_file(file, tokenizer=tokens, samples=samples, **settings)
     as_json = json.dumps(vars(found), indent=2, default=str).replace("\x7f", "\\u007f")  # the rest is ASCII
     print(as_json if json_output else render_report(found))

@@ -17,8 +17,9 @@ from megarl.data.questions import Question, digest_of, frame
 from megarl.data.rows import Row
 from megarl.data.settings import DemonstrationSettings, FileSettings, RowSettings, source_name
 from megarl.data.tables import read_rows
-from megarl.data.tokenizer import ChatTokenizer, Message
+from megarl.data.tokenizer import ChatTokenizer
 from megarl.data.values import RowError
+from megarl.data.wording import Message
 from megarl.errors import UserError
 
 KEPT_PROBLEMS = 20  # bad rows that are kept to be shown; all are counted

@@ -17,8 +17,9 @@ from megarl.data.presets import PRESETS, RowReader, detect_preset
 from megarl.data.questions import content_key, frame
 from megarl.data.rows import Row
 from megarl.data.settings import FileSettings
-from megarl.data.tokenizer import ChatTokenizer, Message
+from megarl.data.tokenizer import ChatTokenizer
 from megarl.data.values import RowError
+from megarl.data.wording import Message
 from megarl.errors import UserError, printable
 
 PERCENTILES = {"min": 0, "p50": 50, "p90": 90, "p99": 99, "max": 100}

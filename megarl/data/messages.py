@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megarl.data.json_text import load_json
-from megarl.data.tokenizer import REASONING, Message
+from megarl.data.tokenizer import REASONING
 from megarl.data.values import RowError, kind_of, text
+from megarl.data.wording import Message
 
 ROLES = {  # what data sets call the speakers
     "system": "system",
@@ -25,6 +26,7 @@ ROLES = {  # what data sets call the speakers
 OTHER_WEIGHTS = ("loss", "loss_weight", "loss_mask", "mask", "masked", "train", "trainable", "learn")
 VARIABLES = {"enable_thinking": bool, "reasoning_effort": str}  # columns that templates know by these names
 LISTS = ("tools", "documents")
+SYSTEM = ("system", "system_prompt")  # columns that may hold the system message
 # Arguments of transformers' `apply_chat_template` that are not the row's to set.
 NOT_THE_ROWS = (
     *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message"),
@@ -80,13 +82,25 @@ def answer_turn(row: Mapping[str, Any], response: str, what: str) -> dict[str, A
 
 
 def with_system(row: Mapping[str, Any], chat: list[Message]) -> list[Message]:
-    """Return the conversation with the row's `system` column in front (ShareGPT keeps it beside the turns)."""
-    given = row.get("system")
-    if not isinstance(given, str) or not given:
+    """Return the conversation with the row's system message in front (ShareGPT and Alpaca have a column for it)."""
+    column = next((name for name in SYSTEM if not _is_blank(row.get(name))), None)
+    if column is None:
         return chat
     if any(m["role"] == "system" for m in chat):
-        raise RowError("there is a system message in the column 'system' and one among the messages")
-    return [{"role": "system", "content": text(given, "'system'")}, *chat]
+        raise RowError(f"there is a system message in the column {column!r} and one among the messages")
+    return [{"role": "system", "content": text(row[column], repr(column))}, *chat]
+
+
+def history(row: Mapping[str, Any]) -> list[Message]:
+    """Return the turns before a question: Alpaca's `history` column, a list of [question, answer]."""
+    given = _from_json(row.get("history"), "'history'")
+    turns: list[Message] = []
+    for i, pair in enumerate(given if isinstance(given, list | tuple) else (), start=1):
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise RowError(f"'history', pair {i} is {kind_of(pair)}, not a question and an answer")
+        for role, said in zip(("user", "assistant"), pair, strict=True):
+            turns.append({"role": role, "content": text(said, f"'history', pair {i}, of the {role}")})
+    return turns
 
 
 def template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,12 +111,12 @@ def template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     given = _from_json(row.get("chat_template_kwargs"), "'chat_template_kwargs'")
-    if given not in (None, ""):
+    if not _is_blank(given):
         if not isinstance(given, Mapping):
             raise RowError(f"'chat_template_kwargs' is {kind_of(given)}, not an object")
         found.update({key: value for key, value in given.items() if value is not None})
     for key, kind in VARIABLES.items():
-        if (value := row.get(key)) not in (None, ""):
+        if not _is_blank(value := row.get(key)):
             if not isinstance(value, kind):
                 raise RowError(
                     f"{key!r} is {kind_of(value)}, not {'text' if kind is str else 'true or false'}"
@@ -110,7 +124,7 @@ def template_variables(row: Mapping[str, Any]) -> dict[str, Any]:
             found[key] = value
     for key in LISTS:
         value = _from_json(row.get(key), repr(key))
-        if value in (None, "", [], ()):
+        if _is_blank(value):
             continue
         if not _are_objects(value):
             raise RowError(f"{key!r} is {kind_of(value)}, not a list of objects")
@@ -128,27 +142,37 @@ def _message(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise RowError(f"{what} is {kind_of(value)}, not an object")
     speaker, says = "role" if "role" in value else "from", "content" if "content" in value else "value"
-    if value.get(speaker) not in ROLES:
-        raise RowError(f"{what} has the role {value.get(speaker)!r}; known: {', '.join(ROLES)}")
-    role, content = ROLES[value[speaker]], value.get(says)
+    spoken, content = value.get(speaker), value.get(says)
+    if not isinstance(spoken, str) or spoken not in ROLES:
+        raise RowError(f"{what} has the role {spoken!r}; known: {', '.join(ROLES)}")
+    role = ROLES[spoken]
     # A table fills the fields that a message lacks with null.
     beside = {k: v for k, v in value.items() if k not in (speaker, says) and v is not None}
     _check_weight(beside, role, what)
-    if value[speaker] == "function_call":
+    if spoken == "function_call":
         content, beside["tool_calls"] = "", _called(content, what)
     if isinstance(content, list | tuple):
         content = "".join(_part(part, what) for part in content)
-    calls = beside.get("tool_calls")
-    if calls is not None and not _are_objects(calls):
-        raise RowError(f"{what}: tool_calls is {kind_of(calls)}, not a list of objects")
+    calls = _from_json(beside.pop("tool_calls", None), f"{what}: tool_calls")
+    if not _is_blank(calls):
+        if not _are_objects(calls):
+            raise RowError(f"{what}: tool_calls is {kind_of(calls)}, not a list of objects")
+        beside["tool_calls"] = calls
     says_otherwise = role == "assistant" and any(
         beside.get(key) for key in ("tool_calls", "function_call", *REASONING)
     )
-    if content == "" and (says_otherwise or role in ("system", "tool")):
-        return {"role": role, "content": "", **beside}
+    if isinstance(content, str) and _is_blank(content) and (says_otherwise or role in ("system", "tool")):
+        return {"role": role, "content": content, **beside}
     if content is None and says_otherwise:
         return {"role": role, **({"content": None} if says in value else {}), **beside}
     return {"role": role, "content": text(content, what), **beside}
+
+
+def _is_blank(value: Any) -> bool:
+    """Whether a column holds nothing: null, NaN, empty, or spaces alone."""
+    return (
+        value is None or value != value or value in ([], ()) or (isinstance(value, str) and not value.strip())
+    )
 
 
 def _are_objects(value: Any) -> bool:
@@ -187,7 +211,9 @@ def _called(content: Any, what: str) -> list[dict[str, Any]]:
 
 
 def _from_json(value: Any, what: str) -> Any:
-    """Return a list or an object that was written as JSON text; anything else as it is."""
+    """Return a list or an object, or null, that was written as JSON text; anything else as it is."""
+    if isinstance(value, str) and value.strip() == "null":
+        return None
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:

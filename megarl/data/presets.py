@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megarl.data import messages, values
-from megarl.data.tokenizer import Message
 from megarl.data.values import RowError
+from megarl.data.wording import Message
 from megarl.errors import UserError, did_you_mean
 
 
@@ -204,7 +204,7 @@ class RowReader:
         ground_truth, variables = self._ground_truth(row), messages.template_variables(row)
         values.check_unicode(messages=asked, ground_truth=ground_truth, **variables)
         bare = self.preset.bare(messages.all_text(asked))
-        return PromptRow(asked, bare, verifier, ground_truth, variables)
+        return PromptRow(messages.with_system(row, asked), bare, verifier, ground_truth, variables)
 
     def chat(self, row: Mapping[str, Any]) -> list[Message]:
         """Return a conversation to learn from; it ends with the assistant."""
@@ -214,7 +214,7 @@ class RowReader:
         else:
             asked = self._asked(row)
             column, value = self._value(row, "response")
-            chat = [*asked, messages.answer_turn(row, value, repr(column))]
+            chat = [*messages.with_system(row, asked), messages.answer_turn(row, value, repr(column))]
         if chat[-1]["role"] != "assistant":
             raise RowError(f"{column!r} ends with a message of the {chat[-1]['role']}, not of the assistant")
         values.check_unicode(messages=chat)
@@ -240,7 +240,7 @@ class RowReader:
                     f"'chosen' and 'rejected' end in messages with {beside[0]!r}: a pair is of texts"
                 )
             shared, chosen, rejected = list(one[:-1]), one[-1]["content"], other[-1]["content"]
-        prompt = shared or self._asked(row)
+        prompt = messages.with_system(row, shared or self._asked(row))
         values.check_unicode(messages=prompt)
         chosen, rejected = values.text(chosen, "'chosen'"), values.text(rejected, "'rejected'")
         if chosen == rejected:
@@ -250,12 +250,11 @@ class RowReader:
     def _asked(self, row: Mapping[str, Any]) -> list[Message]:
         if "question" not in self.columns and "messages" in self.columns:
             column, value = self._value(row, "messages")
-            chat = messages.with_system(row, list(messages.messages(value, repr(column))))
-            return messages.before_answer(chat)
+            return messages.before_answer(messages.messages(value, repr(column)))
         column, value = self._value(row, "question")
         asked: list[Message] = list(messages.question(value, repr(column)))
         if isinstance(value, str):
-            return [{"role": "user", "content": self.preset.compose(row, value)}]
+            return [*messages.history(row), {"role": "user", "content": self.preset.compose(row, value)}]
         return asked
 
     def _ground_truth(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megarl.data.settings import Framing
-from megarl.data.tokenizer import Message
+from megarl.data.wording import Message
 
 
 @dataclass(frozen=True)

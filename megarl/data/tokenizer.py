@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from hashlib import blake2b
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megarl.data.packing import TokenSequence
+from megarl.data.wording import Message, function_of, rendered
 from megarl.errors import UserError
 from megarl.settings import user_path
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 NAME_STOPS = ("generation_config.json", "config.json")  # files that list what ends a response
 _CLOSING_TAG = re.compile(r"</\w+>")  # as `</answer>`: it may stop a response, and is a part of it
 
-# {"role": "system" | "user" | "assistant" | "tool", "content": str}, and fields of the template: tool_calls, name ...
-Message = Mapping[str, Any]
 REASONING = (
     "reasoning_content",
     "reasoning",
@@ -184,17 +183,21 @@ class ChatTokenizer:
 
     def _split(self, chat: Sequence[Message], variables: Mapping[str, Any]) -> list[str]:
         """Return a conversation as texts: what comes before a learned turn, and the turn, by turns."""
-        turns = [i for i, m in enumerate(chat) if m.get("role") == "assistant" and m.get("weight", 1)]
-        if not turns:
+        turns = [i for i, m in enumerate(chat) if m.get("role") == "assistant"]
+        if not any(chat[i].get("weight", 1) for i in turns):
             raise UserError("a conversation to learn from needs at least one assistant message of weight 1")
         self._check_known(chat, variables)
         whole = self._render(chat, variables, add_generation_prompt=False)
         texts, done = [], 0
         for i in turns:
             before = self._render(chat[:i], variables, add_generation_prompt=True) if i else ""
+            kept, learned = whole.startswith(before), chat[i].get("weight", 1)
+            if not learned and (not kept or len(before) >= done):
+                continue
             end = self._turn_end(whole, len(before), chat[: i + 1], variables, last=i + 1 == len(chat))
             turn = whole[len(before) : end]
-            if not whole.startswith(before) or not self._says(turn, chat[i]):
+            # The turn before this one may seem to go on, where it ends in another token than the last turn does.
+            if not kept or len(before) < done or not self._says(turn, chat[: i + 1], before, variables):
                 raise UserError(
                     f"{self.folder}: the chat template rewrites message {i + 1} or what comes before it in the "
                     "conversation. Learn from the conversation up to that message, or give another chat_template."
@@ -203,12 +206,20 @@ class ChatTokenizer:
             done = end
         return texts
 
-    def _says(self, turn: str, message: Message) -> bool:
-        """Whether a rendered turn holds all that its message says, spaces aside."""
+    def _says(self, turn: str, chat: Sequence[Message], before: str, variables: Mapping[str, Any]) -> bool:
+        """Whether a rendered turn holds all that its message, the chat's last one, says, spaces aside.
+
+        before: the prompt, whose end may say the beginning for the assistant: `<think>`.
+        """
+        message = chat[-1]
         said = [self._unended(str(message.get("content") or "")), *(message.get(key) for key in REASONING)]
-        said += [_function(call).get("name") for call in message.get("tool_calls") or ()]
-        held = "".join(turn.split())
-        return all("".join(text.split()) in held for text in said if isinstance(text, str))
+        said += [function_of(call).get("name") for call in message.get("tool_calls") or ()]
+        told = ["".join(text.split()) for text in said if isinstance(text, str)]
+        if all(text in "".join(turn.split()) for text in told):
+            return True
+        asked = self._render(chat[:-1], variables, add_generation_prompt=False) if chat[:-1] else ""
+        opened = before.removeprefix(asked) if before.startswith(asked) else ""
+        return all(text in "".join((opened + turn).split()) for text in told)
 
     def _turn_end(
         self, whole: str, start: int, turns: Sequence[Message], variables: Mapping[str, Any], *, last: bool
@@ -273,34 +284,17 @@ class ChatTokenizer:
     def _render(
         self, messages: Sequence[Message], variables: Mapping[str, Any], *, add_generation_prompt: bool
     ) -> str:
-        """Return the template's text; where a template can't take a tool call's arguments as they are, as an object,
-        and with one stop token where a text brings its own."""
+        """Return the template's text of messages as it can take them, with one stop token where a text has its own."""
 
         def render(chat: Sequence[Message]) -> str:
             return self._apply(chat, variables, add_generation_prompt=add_generation_prompt)
 
-        as_text = [a for a in _arguments(messages) if isinstance(a, str)]
-        try:
-            text = render(messages)
-            quoted = any(json.dumps(a, ensure_ascii=False) in text for a in as_text)
-        except UserError:
-            if not as_text:
-                raise
-            quoted = True
-        if quoted:
-            messages = _with_objects(messages)
-            text = render(messages)
+        text, messages = rendered(messages, render)
         said = [str(m.get("content") or "") for m in messages if m.get("role") == "assistant"]
         if any(self._unended(content) != content for content in said):
             stop = "(?:" + "|".join(map(re.escape, self._stops)) + ")"
             if re.search(rf"{stop}\s*{stop}", text):
                 text = render([self._ended_once(m) for m in messages])
-        if any(m.get("content", "") is None for m in messages):
-            plain = render([{**m, "content": m.get("content") or ""} for m in messages])
-            if text.count("None") > plain.count("None"):
-                raise UserError(
-                    f"{self.folder}: the chat template writes content that is null as 'None': let it be empty."
-                )
         return text
 
     def _ended_once(self, message: Message) -> Message:
@@ -314,7 +308,7 @@ class ChatTokenizer:
     ) -> str:
         self._template(tools=bool(variables.get("tools")))
         try:
-            rendered = self.hf.apply_chat_template(
+            text = self.hf.apply_chat_template(
                 [dict(m) for m in messages],
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -322,39 +316,7 @@ class ChatTokenizer:
             )
         except Exception as error:  # a template is a program of its own: it raises what it likes
             raise UserError(f"{self.folder}: the chat template refuses the messages: {error}") from error
-        return str(rendered)
-
-
-def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the name and arguments of a tool call, which may be wrapped in {"type", "function"}."""
-    function = call.get("function", call)
-    return function if isinstance(function, Mapping) else {}
-
-
-def _arguments(messages: Sequence[Message]) -> Iterator[Any]:
-    for message in messages:
-        for call in message.get("tool_calls") or ():
-            yield _function(call).get("arguments")
-
-
-def _with_objects(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with tool calls' arguments that are JSON text as objects."""
-    return [
-        {**m, "tool_calls": [_with_object(call) for call in m["tool_calls"]]} if m.get("tool_calls") else m
-        for m in messages
-    ]
-
-
-def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = _function(call)
-    if not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError as error:
-        raise UserError(f"a tool call's arguments are neither an object nor JSON: {error}") from error
-    changed = {**function, "arguments": arguments}
-    return {**call, "function": changed} if "function" in call else changed
+        return str(text)
 
 
 def load_tokenizer(
@@ -401,7 +363,7 @@ def _stops(path: Path) -> list[int]:
     except (ValueError, AttributeError) as error:
         raise UserError(f"{path}: not a JSON object: {error}") from error
     listed = [] if stops is None else stops if isinstance(stops, list) else [stops]
-    if wrong := [i for i in listed if type(i) is not int or i < 0]:
+    if wrong := [i for i in listed if type(i) is not int or not 0 <= i < 2**31]:
         raise UserError(
             f"{path}: eos_token_id: {wrong[0]!r} is no token id; write a number, or a list of numbers"
         )

@@ -11,6 +11,7 @@ import pytest
 
 from megarl.data.files import open_conversations
 from megarl.data.packing import make_micro_batches
+from megarl.data.presets import RowReader
 from megarl.data.prompts import open_prompts
 from megarl.data.settings import DataSettings, DemonstrationSettings
 from megarl.data.tokenizer import ChatTokenizer, load_tokenizer
@@ -190,6 +191,8 @@ SAID = {"role": "assistant", "content": "b"}
             {"messages": [{"role": "system", "content": "x"}, USER, SAID], "system": "y"},
             "in the column 'system'",
         ),
+        ({"messages": [{"role": ["user"], "content": "a"}, SAID]}, "message 1 has the role ['user']; known"),
+        ({"messages": [USER, SAID], "system": ["y"]}, "'system' is a list, not text"),
         ({"messages": [USER, SAID], "tools": "weather"}, "'tools' is text, not a list of objects"),
         ({"messages": [USER, SAID], "chat_template_kwargs": [1]}, "is a list, not an object"),
         (
@@ -216,10 +219,92 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(qwen, tmp_path, row, pro
     assert problem in str(error.value)
 
 
-def test_null_content_is_never_learned_as_the_word_none(with_template, tmp_path):
-    careless = QWEN.replace("m.content if m.content is string else ''", "m.content | string")
-    with pytest.raises(UserError, match="writes content that is null as 'None'"):
-        learn([{"messages": DIALOGUE, "tools": TOOLS}], with_template(careless), tmp_path)
+@pytest.mark.parametrize("takes", ["m.content | string", "m.content + ''"], ids=["writes None", "fails"])
+def test_null_content_beside_a_call_is_empty_where_a_template_cannot_take_it(with_template, tmp_path, takes):
+    careless = with_template(QWEN.replace("m.content if m.content is string else ''", takes))
+    (whole,), (learned,), _ = learn([{"messages": DIALOGUE, "tools": TOOLS}], careless, tmp_path)
+    assert learned == LOOKS + SAYS
+    assert whole == rendered(careless, [{**m, "content": m["content"] or ""} for m in DIALOGUE], tools=TOOLS)
+
+
+def test_arguments_that_are_objects_are_written_by_a_template_that_takes_only_text(with_template, tmp_path):
+    deepseek = with_template(
+        QWEN.replace("f.arguments if f.arguments is string else f.arguments | tojson", "'' + f.arguments")
+    )
+    chat = [USER, {**SAID, "tool_calls": [call({"city": "Orléans"}), call('{"city": 1}')]}]
+    _, (learned,), _ = learn([{"messages": chat}], deepseek, tmp_path)
+    assert 'weather {"city": "Orléans"}<' in learned
+    assert 'weather {"city": 1}<' in learned
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_a_turn_that_ends_in_another_token_than_the_last_one_never_learns_the_users_words(
+    with_template, tmp_path, weight
+):
+    """gpt-oss ends earlier turns with a token that does not stop a response."""
+    oss = with_template(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{{ '<|im_end|>' if m.role == 'assistant' and loop.last else '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert learn([{"messages": [USER, SAID]}], oss, tmp_path)[1] == ["b<|im_end|>"]
+    with pytest.raises(UserError, match=r"row 1: .* rewrites message 4 or what comes before"):
+        learn([{"messages": [USER, SAID, USER, {**SAID, "weight": weight}]}], oss, tmp_path)
+
+
+def test_thoughts_written_in_the_content_are_learned_where_the_prompt_opens_them(with_template, tmp_path):
+    thinking = with_template(
+        PLAIN.replace("{% if add_gen", "{%- if add_gen").replace(
+            "assistant\n{% endif", "assistant\n<think>\n{% endif"
+        )
+    )
+    chat = [USER, {**SAID, "content": "<think>\nhm\n</think>\n\nb"}]
+    (whole,), (learned,), _ = learn([{"messages": chat}], thinking, tmp_path)
+    assert (whole, learned) == (rendered(thinking, chat), "hm\n</think>\n\nb<|im_end|>")
+    with pytest.raises(UserError, match="rewrites message 2"):
+        learn([{"messages": [USER, SAID]}], thinking, tmp_path)
+
+
+@pytest.mark.parametrize("blank", ["", "\n\n", " "])
+def test_content_of_spaces_is_as_good_as_empty_content(qwen, tmp_path, blank):
+    chat = [{**m, "content": blank if not m["content"] else m["content"]} for m in DIALOGUE]
+    (whole,), _, _ = learn([{"messages": chat, "tools": TOOLS}], qwen, tmp_path)
+    assert whole == rendered(qwen, chat, tools=TOOLS)
+
+
+@pytest.mark.parametrize("nothing", [None, "", " ", "null", "[]", [], float("nan")])
+def test_a_column_that_holds_nothing_is_as_good_as_none(with_template, tmp_path, nothing):
+    chat = [USER, {**SAID, "tool_calls": None if nothing != nothing else nothing}]
+    row = {"messages": chat, "tools": nothing, "system": nothing if nothing not in ("null", "[]") else ""}
+    row |= {"chat_template_kwargs": nothing if nothing != "[]" else {}, "enable_thinking": row["system"]}
+    plain = with_template(PLAIN)
+    assert learn([row], plain, tmp_path)[0] == [rendered(plain, [USER, SAID])]
+
+
+def test_alpaca_keeps_its_system_message_and_its_history(qwen, tmp_path):
+    row = {"instruction": "Add.", "input": "1 + 1", "output": "2", "history": [["a", "b"], ["c", "d"]]}
+    asked = [
+        *({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}),
+        *({"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}),
+        *({"role": "user", "content": "Add.\n\n1 + 1"}, {"role": "assistant", "content": "2"}),
+    ]
+    system = {"role": "system", "content": "Be brief."}
+    rows = [
+        row,
+        {**row, "system": "Be brief."},
+        {**row, "system_prompt": "Be brief.", "history": json.dumps([])},
+    ]
+    wholes, _, _ = learn(rows, qwen, tmp_path, preset="prompt_response")
+    assert wholes == [rendered(qwen, chat) for chat in (asked, [system, *asked], [system, *asked[-2:]])]
+    with pytest.raises(UserError, match="'history', pair 1 is text, not a question and an answer"):
+        learn([{**row, "history": ["a"]}], qwen, tmp_path, preset="prompt_response")
+
+
+def test_a_questions_system_column_is_asked_and_does_not_change_what_is_held_out(qwen):
+    row = {"question": "1 + 1?", "answer": "#### 2"}
+    plain, framed = (RowReader("gsm8k").prompt(r) for r in (row, {**row, "system": "Be brief."}))
+    assert framed.asked == [{"role": "system", "content": "Be brief."}, *plain.asked]
+    assert framed.bare == plain.bare
 
 
 def test_a_turn_that_the_template_leaves_open_does_not_learn_the_next_ones_text(with_template, tmp_path):

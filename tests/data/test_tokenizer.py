@@ -166,7 +166,7 @@ def test_what_the_models_own_files_say_ends_a_response_does_with_a_tokenizer_fro
     np.testing.assert_array_equal(opened.encode_chat(CHAT).token_ids, tokenizer.encode_chat(CHAT).token_ids)
 
 
-@pytest.mark.parametrize("stops", ["two", [2, "two"], -1, True])
+@pytest.mark.parametrize("stops", ["two", [2, "two"], -1, True, 10**12])
 def test_a_stop_that_is_no_token_id_is_named_with_its_file(tokenizer, tmp_path, stops):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": stops}))
     with pytest.raises(UserError, match=r"config.json: eos_token_id: .* is no token id"):
