@@ -29,6 +29,7 @@ def export_hf(run: Run) -> Path:
                     dtype=run.policy.config.params_dtype,
                     model=run.start_folder,
                     chat_template=run.tokenizer.hf.chat_template if config.model.chat_template else None,
+                    stops=run.tokenizer.stop_token_ids,
                 )
             except OSError as error:
                 problem = f"{target}: cannot be written ({error.strerror}); the run's checkpoints are whole"

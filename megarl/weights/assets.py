@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ KINDS = (
 )  # ends of names of tokenizers' files and of code
 # Written anew, or about other weights.
 LEFT_BEHIND = (".index.json", "metadata.json", "state.json", "manifest.json")
+GENERATION = "generation_config.json"
 TEMPLATES = "additional_chat_templates"  # transformers' folder of named templates
 
 
@@ -30,19 +31,16 @@ def write_assets(
     model: Path,
     tokenizer: Path | None = None,
     chat_template: str | None = None,
+    stops: Sequence[int] = (),
 ) -> None:
     """Write the config and copy what `from_pretrained` needs beside weights into the folder `target`.
 
     model: folder of generation settings and of the code that `auto_map` names. tokenizer: folder of the tokenizer with
-    its own code, templates and generation settings; None = model. chat_template: takes the place of all of its
-    templates. An entry of `auto_map` whose code is nowhere is left out, and a warning says so.
+    its own code and templates, and of generation settings where the model has none; None = model. chat_template: takes
+    the place of all of its templates. stops: token ids that end a response, if known. An entry of `auto_map` whose code is nowhere is left out, and a warning says so.
     """
     tokenizer = tokenizer or model
-    if tokenizer.resolve() != model.resolve():
-        for path in (*model.glob("*.py"), model / "generation_config.json"):
-            if path.is_file():
-                shutil.copyfile(path, target / path.name)
-    for path in sorted(tokenizer.iterdir()):
+    for path in (*sorted(model.glob("*.py")), *sorted(tokenizer.iterdir()), model / GENERATION):
         if path.is_file() and path.name.endswith(KINDS) and not path.name.endswith(LEFT_BEHIND):
             shutil.copyfile(path, target / path.name)
     for path in sorted(tokenizer.glob(f"{TEMPLATES}/*.jinja")) if chat_template is None else ():
@@ -51,6 +49,12 @@ def write_assets(
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if chat_template is not None:
         (target / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    if stops:
+        settings = target / GENERATION
+        held = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        settings.write_text(
+            json.dumps({**held, "eos_token_id": list(stops)}, indent=2) + "\n", encoding="utf-8"
+        )
     for path in target.glob("*config.json"):
         _leave_out_missing_code(path)
 

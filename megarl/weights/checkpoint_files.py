@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -211,12 +211,13 @@ def write_checkpoint(
     dtype: torch.dtype,
     model: Path | None = None,
     chat_template: str | None = None,
+    stops: Sequence[int] = (),
     shard_bytes: int = 4 << 30,
 ) -> None:
     """Write `folder` (made anew, atomically: nothing half-written ever bears its name).
 
     tensors: whole tensors by HF name, streamed: at most one file's worth is in memory. dtype: of all but
-    KEPT_FLOAT32. assets: the tokenizer's folder; model, chat_template: as in `write_assets`. Raises OSError where the
+    KEPT_FLOAT32. assets: the tokenizer's folder; model, chat_template, stops: as in `write_assets`. Raises OSError where the
     system refuses to write.
     """
     scratch = folder.with_name(folder.name + ".writing")
@@ -260,7 +261,14 @@ def write_checkpoint(
     for key in MULTI_TOKEN_PREDICTION:
         if settings.get(key):
             settings[key] = 0
-    write_assets(scratch, settings, model=model or assets, tokenizer=assets, chat_template=chat_template)
+    write_assets(
+        scratch,
+        settings,
+        model=model or assets,
+        tokenizer=assets,
+        chat_template=chat_template,
+        stops=stops,
+    )
     for file in final.values():  # safetensors lets nobody but the owner read what it writes
         shutil.copymode(scratch / "config.json", scratch / file)
     if folder.exists():

@@ -137,6 +137,17 @@ def test_a_tokenizer_from_elsewhere_brings_its_files_and_the_model_its_code(sour
     assert GenerationConfig.from_pretrained(target).temperature == 0.25
 
 
+def test_an_exported_folder_ends_a_response_where_the_run_did(source, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(source, elsewhere)
+    change(elsewhere, "generation_config.json", eos_token_id=1, temperature=0.75)
+    change(source, "generation_config.json", eos_token_id=[2, 3])
+    target = written(source, tmp_path / "target", assets=elsewhere, model=source, stops=(1, 2, 3))
+    held = GenerationConfig.from_pretrained(target)
+    assert held.eos_token_id == [1, 2, 3]
+    assert held.temperature == 0.25, "the model's own settings, not those beside the tokenizer"
+
+
 def test_code_that_is_nowhere_is_left_out_of_auto_map_with_a_warning(source, tmp_path, capsys):
     (source / "configuration_tiny.py").unlink()
     auto_map = {"AutoTokenizer": ["tokenization_tiny.Slow", None], "AutoConfig": "owner/name--x.Config"}
