@@ -196,6 +196,8 @@ class _Ranks:
             self._wait_for(SECONDS_TO_FOLLOW)
         if told and (self._killed or set(self._codes.values()) <= {0, *_stopped(told)}):
             self._end()
+            if self._killed:
+                print_status("megarl: ended at once by a second signal")
             return 128 + told
         return self._fail()
 
