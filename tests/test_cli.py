@@ -263,11 +263,17 @@ def test_a_mistake_is_one_message_and_exit_code_2(
 
 
 def test_variables_left_over_from_another_launch_are_named(quickstart: Path) -> None:
-    for variables, told in (
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "launch.ranks=2, but RANK=0 and WORLD_SIZE=1 in the environment"),
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    for word, variables, told in (
+        ("seed=0", {"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK"),
+        ("seed=0", alone, "launch.ranks=2, but RANK=0 and WORLD_SIZE=1 in the environment"),
+        (
+            "launch.ranks=null",
+            alone,
+            "parallel needs 2 ranks, but RANK=0 and WORLD_SIZE=1 in the environment",
+        ),
     ):
-        result = megarl("train", str(quickstart), **variables)
+        result = megarl("train", str(quickstart), word, **variables)
         assert result.returncode == 2
         assert result.stderr.count("\n") == 1
         assert told in result.stderr
