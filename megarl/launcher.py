@@ -35,10 +35,15 @@ WHAT_A_RUN_IMPORTS = ("megarl.training.train", "transformers.models.auto.tokeniz
 
 def check_alone(config: Config, place: Place) -> None:
     """Raise UserError where the environment names one rank, and the configuration more."""
-    asked = config.launch.ranks
-    if place.world_size == 1 and asked is not None and asked > 1:
+    if place.world_size > 1:
+        return
+    asked = config.launch.ranks or 1
+    if asked > 1 or config.parallel.problem(1):
+        what = (
+            f"launch.ranks={asked}" if asked > 1 else f"parallel needs {fewest_ranks(config.parallel)} ranks"
+        )
         raise UserError(
-            f"launch.ranks={asked}, but RANK={place.rank} and WORLD_SIZE=1 in the environment say that this process is "
+            f"{what}, but RANK={place.rank} and WORLD_SIZE=1 in the environment say that this process is "
             f"the only rank. {how_to_mend()}"
         )
 
@@ -196,6 +201,8 @@ class _Ranks:
             self._wait_for(SECONDS_TO_FOLLOW)
         if told and (self._killed or set(self._codes.values()) <= {0, *_stopped(told)}):
             self._end()
+            if self._killed:
+                print_status("megarl: ended at once by a second signal")
             return 128 + told
         return self._fail()
 

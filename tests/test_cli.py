@@ -267,11 +267,17 @@ def test_a_mistake_is_one_message_and_exit_code_2(
 
 
 def test_variables_left_over_from_another_launch_are_named(quickstart: Path) -> None:
-    for variables, told in (
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK"),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, "launch.ranks=2, but RANK=0 and WORLD_SIZE=1 in the environment"),
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    for word, variables, told in (
+        ("seed=0", {"WORLD_SIZE": "2"}, "WORLD_SIZE=2 without RANK"),
+        ("seed=0", alone, "launch.ranks=2, but RANK=0 and WORLD_SIZE=1 in the environment"),
+        (
+            "launch.ranks=null",
+            alone,
+            "parallel needs 2 ranks, but RANK=0 and WORLD_SIZE=1 in the environment",
+        ),
     ):
-        result = megarl("train", str(quickstart), **variables)
+        result = megarl("train", str(quickstart), word, **variables)
         assert result.returncode == 2
         assert result.stderr.count("\n") == 1
         assert told in result.stderr
@@ -279,10 +285,26 @@ def test_variables_left_over_from_another_launch_are_named(quickstart: Path) -> 
 
 
 def test_under_torchrun_a_mistake_in_the_file_is_told_by_one_rank() -> None:
-    ranks = [megarl("train", QUICKSTART, "rl.stps=3", RANK=rank, WORLD_SIZE="2") for rank in ("0", "1")]
+    place = {"WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    ranks = [megarl("train", QUICKSTART, "rl.stps=3", RANK=rank, **place) for rank in ("0", "1")]
     assert [r.returncode for r in ranks] == [2, 2]
     assert "Did you mean 'steps'" in ranks[0].stderr
     assert ranks[1].stderr == ""
+
+
+def test_a_mistake_is_told_where_variables_of_another_launch_name_a_rank_that_is_alone(
+    quickstart: Path,
+) -> None:
+    left = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for word, told in (
+        ("rl.stps=3", "Did you mean 'steps'"),
+        ("parallel.context=3", "= 3 ranks do not divide the world size 2"),
+        ("sft.batch_size=3", "sft.batch_size=3"),
+    ):
+        result = megarl("train", str(quickstart), word, **left)
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.count("\n") == 1
+        assert told in result.stderr
 
 
 def test_every_path_of_the_command_line_may_begin_at_a_home_folder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from megarl.errors import UserError
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+AGENT, ATTEMPT = "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"
 _ALL = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
@@ -63,17 +64,21 @@ def read_place() -> Place | None:
     return Place(
         rank,
         world_size,
-        given.get("MASTER_ADDR", ""),
+        given.get("MASTER_ADDR", "").strip("[]"),  # as IPv6 addresses stand in a URL
         number.get("MASTER_PORT", 0),
-        agent=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0) or 0),
+        agent=os.environ.get(AGENT) == "True",
+        attempt=_whole(given | {ATTEMPT: os.environ.get(ATTEMPT, "").strip() or "0"}, ATTEMPT),
     )
 
 
 def another_rank_tells() -> bool:
-    """Return whether rank 0 tells of a mistake that every rank meets."""
+    """Return whether rank 0 tells of a mistake that every rank meets.
+
+    That there is a rank 0 is believed of torchrun, and of megarl's own ranks. Other variables may be left over, and a
+    mistake that is told by several ranks is better than one that none tells.
+    """
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    return rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size)
+    return AGENT in os.environ and rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size)
 
 
 def forget_place() -> None:

@@ -22,7 +22,7 @@ from megatron.core import parallel_state, tensor_parallel
 from torch import Tensor
 
 from megarl.errors import UserError
-from megarl.megatron.environment import read_place
+from megarl.megatron.environment import another_rank_tells, read_place
 from megarl.megatron.meeting import RanksMissing, meet
 from megarl.megatron.platform import Platform
 from megarl.megatron.settings import Layout
@@ -229,7 +229,7 @@ def report_error_once() -> Iterator[None]:
 def _first_to_say(message: str) -> bool:
     """Whether no other rank has said this yet."""
     if not dist.is_initialized():
-        return int(os.environ.get("RANK", 0)) == 0
+        return not another_rank_tells()
     key = f"megarl/said/{zlib.crc32(message.encode())}"
     return dist.distributed_c10d._get_default_store().add(key, 1) == 1  # type: ignore[no-any-return]
 

@@ -78,7 +78,7 @@ def resolve(config: Config, world_size: int) -> Plan:
     algorithm, engine.
     """
     layout = config.parallel
-    _check_shares(config, world_size // layout.replica_ranks())
+    _check_shares(config, max(1, world_size // layout.replica_ranks()))
     open_watch(config)
     check_files(config)
     start = Path(str(config.model.path))

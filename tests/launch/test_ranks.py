@@ -197,6 +197,7 @@ def test_under_nohup_the_end_of_the_terminal_changes_nothing(tmp_path: Path) -> 
 def test_a_second_signal_ends_all_ranks_at_once(tmp_path: Path) -> None:
     result, seen = tell(tmp_path, False, signal.SIGTERM, signal.SIGTERM)
     assert result.returncode == 128 + signal.SIGTERM, result.stderr
+    assert result.stderr.endswith("megarl: ended at once by a second signal\n")
     assert seen == {"0", "1"}
 
 

@@ -53,6 +53,8 @@ def test_what_torchrun_and_what_a_script_of_ones_own_sets_is_understood(given: p
     assert read_place() == Place(1, 2, "node0", 29500, agent=False, attempt=0)
     give(given, {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "3"})
     assert read_place() == Place(1, 2, "node0", 29500, agent=True, attempt=3)
+    give(given, {"MASTER_ADDR": "[fd00::1]"})
+    assert read_place() == Place(1, 2, "fd00::1", 29500, agent=True, attempt=3)
     forget_place()
     assert read_place() is None
 
@@ -71,6 +73,7 @@ def test_what_torchrun_and_what_a_script_of_ones_own_sets_is_understood(given: p
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is not a whole number from 1 on"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 and LOCAL_WORLD_SIZE=2"),
         ({"LOCAL_WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE=4 and WORLD_SIZE=2"),
+        ({"TORCHELASTIC_RESTART_COUNT": "x"}, "TORCHELASTIC_RESTART_COUNT=x is not a whole number"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
         ({"MASTER_PORT": "tcp://10.0.0.1:80"}, "MASTER_PORT=tcp://10.0.0.1:80 is not a whole number"),
     ],
@@ -82,12 +85,18 @@ def test_what_does_not_fit_together_is_refused_with_what_to_unset(
     with pytest.raises(UserError) as refused:
         read_place()
     assert says in str(refused.value)
-    kept = [name for name in TORCHRUN if (TORCHRUN | changed)[name]]
-    assert f"`unset {' '.join(name for name in NAMES if name in kept)}`" in str(refused.value)
+    kept = [name for name in (*NAMES, "TORCHELASTIC_RESTART_COUNT") if (TORCHRUN | changed).get(name)]
+    assert f"`unset {' '.join(kept)}`" in str(refused.value)
 
 
 def test_a_mistake_in_the_file_is_told_by_whoever_may_be_alone(given: pytest.MonkeyPatch) -> None:
-    for variables, silent in ((TORCHRUN, True), ({"RANK": "2"}, False), ({"RANK": "one"}, False)):
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for variables, silent in (
+        (TORCHRUN, False),  # another program's, perhaps
+        (agent, True),
+        ({"RANK": "2"}, False),
+        ({"RANK": "one"}, False),
+    ):
         give(given, variables)
         assert another_rank_tells() is silent
 

@@ -24,7 +24,7 @@ _PARTS_OF_NUMBERS = regex.compile(
       | (?<=[\p{{N}}∞]) \s*+ (?!(?<=\s)-\S) [{_OPERATORS}]++ \s*+ (?=\p{{L}}\b)  # 5-x
     )
   | (?P<point> (?<![\p{{L}}\p{{N}}.]) \. (?=\d) )  # .5
-  | [.%‰{_OPERATORS}]
+  | \.++ | [%‰{_OPERATORS}]
     """,
     regex.VERBOSE,
 )
@@ -72,11 +72,12 @@ def without_punctuation(text: str) -> str:
     """
 
     def dropped(match: regex.Match[str]) -> str:
-        beside = text[max(match.start() - 1, 0) : match.start()], text[match.end() : match.end() + 1]
+        whole = match.string
+        beside = whole[max(match.start() - 1, 0) : match.start()], whole[match.end() : match.end() + 1]
         return " " if all(map(str.isnumeric, beside)) else ""
 
     def part(match: regex.Match[str]) -> str:
-        return "".join((match["kept"] or "").split()) or ("0." if match["point"] else "")
+        return "".join((match["kept"] or "").split()) or ("0." if match["point"] else dropped(match))
 
     given, text = text, _GROUPED.sub(lambda match: regex.sub(r"\D", "", match[0]), text.translate(_ASCII))
     text = _PARTS_OF_NUMBERS.sub(part, _MARKS.sub(dropped, text))

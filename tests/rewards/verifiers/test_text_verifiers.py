@@ -58,6 +58,7 @@ def test_exact_takes_any_of_several_ground_truths_and_its_options():
         ("-.5", "-5"),
         ("0.5", "05"),
         ("1,5", "15"),
+        ("1..5", "15"),
         ("(1, 2)", "12"),
         ("(1,2)", "12"),
         ("1/2", "12"),
