@@ -37,7 +37,8 @@ def write_assets(
 
     model: folder of generation settings and of the code that `auto_map` names. tokenizer: folder of the tokenizer with
     its own code and templates, and of generation settings where the model has none; None = model. chat_template: takes
-    the place of all of its templates. stops: token ids that end a response, if known. An entry of `auto_map` whose code is nowhere is left out, and a warning says so.
+    the place of all of its templates. stops: token ids that end a response, if known. An entry of `auto_map` whose code
+    is nowhere is left out, and a warning says so.
     """
     tokenizer = tokenizer or model
     for path in (*sorted(model.glob("*.py")), *sorted(tokenizer.iterdir()), model / GENERATION):
