@@ -217,8 +217,8 @@ def write_checkpoint(
     """Write `folder` (made anew, atomically: nothing half-written ever bears its name).
 
     tensors: whole tensors by HF name, streamed: at most one file's worth is in memory. dtype: of all but
-    KEPT_FLOAT32. assets: the tokenizer's folder; model, chat_template, stops: as in `write_assets`. Raises OSError where
-    the system refuses to write.
+    KEPT_FLOAT32. assets: the tokenizer's folder; model, chat_template, stops: as in `write_assets`. Raises OSError
+    where the system refuses to write.
     """
     scratch = folder.with_name(folder.name + ".writing")
     shutil.rmtree(scratch, ignore_errors=True)
