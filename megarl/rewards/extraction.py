@@ -55,6 +55,10 @@ EOS_STRINGS = (
 )
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+# Between two boxes of one list: signs of spacing and formulas, and a comma, "and" or "or".
+_GAP = r"(?:\s|\$|~|\\[()\[\],;:! ]|\\q?quad(?![a-zA-Z]))*+"
+_WORD = r"(?:\\text\s*\{\s*,?\s*)?\b(and|or)\b\s*\}?"
+_JOINT = re.compile(rf"{_GAP}(?:[,;]{_GAP}(?:{_WORD})?|{_WORD}){_GAP}")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 # What may stand before a fence: blanks, and the marks of quotations and lists.
 _FENCE = re.compile(r"((?:[ \t]|>|[-*+](?=[ \t])|\d{1,9}[.)](?=[ \t]))*)(`{3,}|~{3,})([^\n]*)")
@@ -111,19 +115,49 @@ def last_box(text: str) -> str | None:
     >>> last_box(r"\\boxed{4} so \\boxed{\\frac{1}{2}} and \\boxed{5")
     '\\\\frac{1}{2}'
     """
-    starts = list(_BOX.finditer(text))
-    if not starts:
+    boxes = _boxes(text)
+    return boxes[-1][0] if boxes else None
+
+
+def last_boxes(text: str) -> str | None:
+    """Return the last box, or the list it makes with those joined to it by a comma, "and" or "or"; None without a box.
+
+    >>> last_boxes(r"\\boxed{1}. So \\boxed{2}, $\\boxed{3}$ and \\boxed{4}")
+    '2, 3 and 4'
+    >>> last_boxes(r"\\boxed{5} or \\boxed{5}")
+    '5'
+    """
+    boxes = _boxes(text)
+    if not boxes:
         return None
-    closing = _matching_braces(text, starts[0].start())
-    found, found_end = None, -1
+    last, following = boxes[-1][0], boxes[-1]
+    pieces, contents = [last], {last}
+    for box in reversed(boxes[:-1]):
+        joint = _JOINT.fullmatch(text, box[2], following[1])
+        if joint is None or not last.strip():
+            break
+        word = joint[1] or joint[2]
+        pieces.append(f"{box[0]} {word} " if word else f"{box[0]}, ")
+        contents.add(box[0])
+        following = box
+    return "".join(reversed(pieces)) if len(contents) > 1 else last
+
+
+def _boxes(text: str) -> list[tuple[str, int, int]]:
+    """Return content, start and end of every closed box that is not itself inside one."""
+    starts = list(_BOX.finditer(text))
+    closing = _matching_braces(text, starts[0].start()) if starts else {}
+    found = list[tuple[str, int, int]]()
     for start in starts:
         position = start.end()
-        if position < found_end:
+        if found and position < found[-1][2]:
             continue  # nested in the box before it
         if position in closing:
-            found, found_end = text[position + 1 : closing[position]], closing[position]
+            end = closing[position]
+            found.append((text[position + 1 : end], start.start(), end + 1))
         elif position < len(text) and text[position] != "{" and (bare := _BARE.match(text, position)):
-            found, found_end = bare.group().rstrip(".,"), bare.end()  # \boxed 5, as TeX allows
+            content = bare.group().rstrip(".,")
+            found.append((content, start.start(), position + len(content)))  # \boxed 5, as TeX allows
     return found
 
 

@@ -252,6 +252,11 @@ def test_a_row_without_its_ground_truth_is_unscored_not_wrong(scorer):
     assert "bad ground truth" in sample.unscored_reason
 
 
+def test_a_worker_runs_verifiers_in_its_main_thread_where_timers_reach_them(scorer):
+    (sample,) = score_all(scorer, make_sample("", f"{OURS}:has_the_main_thread", {}))
+    assert sample.reward == 1.0
+
+
 def test_the_workers_memory_is_bounded():
     with Scorer({"workers": 1, "worker_memory_gib": 1.0}) as scorer:
         (sample,) = score_all(scorer, make_sample("", f"{OURS}:eat_memory", {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 from megarl.rewards.contract import GroundTruth, Response, Score
 
@@ -55,3 +56,7 @@ def eat_memory(response: Response, ground_truth: GroundTruth) -> float:
 
 def torch_is_loaded(response: Response, ground_truth: GroundTruth) -> bool:
     return "torch" in sys.modules
+
+
+def has_the_main_thread(response: Response, ground_truth: GroundTruth) -> float:
+    return float(threading.current_thread() is threading.main_thread())

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from megarl.rewards.contract import BadGroundTruth, GroundTruth, Response, Score, verifier
-from megarl.rewards.extraction import EOS_STRINGS, THINK, Tags, Text, answer_part, last_box, strip_eos
+from megarl.rewards.extraction import EOS_STRINGS, THINK, Tags, Text, answer_part, last_boxes, strip_eos
 from megarl.rewards.verifiers.math.algebra import is_too_large
 from megarl.rewards.verifiers.math.answer import THOUSANDS, Answer, Formula, read
 from megarl.rewards.verifiers.math.deadline import OutOfTime, processor_seconds
@@ -176,7 +176,7 @@ def _gold(given: Any) -> str:
     if isinstance(given, float) and not _math.isfinite(given):
         raise BadGroundTruth(f"'answer' is {given}")
     text = str(given).strip()
-    box = last_box(text)
+    box = last_boxes(text)
     text = text if box is None else box
     if not _read(text, False):
         raise BadGroundTruth(f"'answer' is empty: {given!r}")
@@ -186,10 +186,11 @@ def _gold(given: Any) -> str:
 def _final_answer(text: str, forms: tuple[Form, ...]) -> str | None:
     """Return the final answer in the first of `forms` that the text has, the last of its kind, or None.
 
-    An unclosed box (a truncated response) doesn't hide an earlier one; an empty box is an empty answer, not "no
-    answer". Every scan is linear in the text. text: without thinking and end-of-sequence strings (see `answer_part`).
+    Boxes joined by a comma, "and" or "or" are one list. An unclosed box (a truncated response) doesn't hide an earlier
+    one; an empty box is an empty answer, not "no answer". Every scan is linear in the text.
+    text: without thinking and end-of-sequence strings (see `answer_part`).
     """
-    found = (_after_last(_BEFORE[form], text) if form in _BEFORE else last_box(text) for form in forms)
+    found = (_after_last(_BEFORE[form], text) if form in _BEFORE else last_boxes(text) for form in forms)
     return next((answer for answer in found if answer is not None), None)
 
 
@@ -205,5 +206,5 @@ def _after_last(prefix: re.Pattern[str], text: str) -> str | None:
     if block := _DISPLAYED.match(text, start) or _FENCE.match(text, start):
         return next(group for group in block.groups() if group is not None).strip()
     line = text[start:].lstrip(" \t\r\n*_`").partition("\n")[0].strip(" \t*_`")
-    box = last_box(line)
+    box = last_boxes(line)
     return _SENTENCE_END.split(line, maxsplit=1)[0].strip(" \t*_`") if box is None else box

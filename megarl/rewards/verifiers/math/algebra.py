@@ -27,9 +27,11 @@ MAX_FORMULA_CHARACTERS = 600
 MAX_BRACKETS = 40
 MAX_TERMS = 200  # of a sum that is worked out term by term
 # latex2sympy would read "1 234" as 1234, "4\ldots" and "4_3" as 4, "5!!" as (5!)!, "\coth x" as cot(hx), show what is
-# invisible, and drop a degree sign, a prime, the place where a derivative is taken, and all but a set's condition.
+# invisible, and drop a degree sign, a prime, the place where a derivative is taken, and all but a set's condition; take
+# 0x1F for 0, f^{-1}(x) for 1/f(x), and a vector product for any other.
 _UNREADABLE = re.compile(
     r"\$|\\ldots|\d\s*_|\^\{\\circ\}|(?<![\d_^.])\d+\s+\d|phantom|'|\|\s*_|!\s*!|\\(?:coth|sech|csch)|[;%]"
+    r"|(?<![\d.])0x[\da-fA-F]|(?<![a-zA-Z\\])[fgh]\^\{-1\}\s*\(|\\times\s*\\(?:vec|overrightarrow)"
     r"|\\\{[^{}]*(?::|\\mid(?![a-z]))|\\\{[^{}|]*\|[^{}|]*\}"
 )
 _PRIMED = re.compile(r"(?<![\\a-zA-Z])([a-zA-Z])('+)(?!\s*_)")
@@ -42,6 +44,8 @@ _REWRITTEN = tuple(
         (r"\^\s*(?:T|\{\s*T\s*\})", "^{1T}"),  # it would be dropped as a transposition
         (r"\^\s*e(?![a-zA-Z])", "^{e}"),
         (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+        (r"\\log\s*_\s*(?:e|\{\s*e\s*\})(?![a-zA-Z])", r"\\ln "),
+        (r"(?:\{\s*\}\s*)?_\s*(?:\{(\d+)\}|(\d))\s*C\s*_\s*(?:\{(\d+)\}|(\d))", r"\\binom{\1\2}{\3\4}"),
         (r"\\cr(?![a-zA-Z])\s*", r"\\\\"),
         (r"\|\s*(\\begin\{)matrix(\}.*?\\end\{)matrix(\})\s*\|", r"\1vmatrix\2vmatrix\3"),
         (r"(?<=[\d)])\s*(?=\\begin\{)", r"\\cdot "),  # no mixed fraction
@@ -53,6 +57,9 @@ _REWRITTEN = tuple(
     )
 )
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
+_COMBINATIONS = re.compile(
+    r"(?<![a-zA-Z\\])(?:C|\\text\s*\{\s*C\s*\})(?:_\{?(\d+)\}?\s*\^\s*\{?(\d+)\}?|\s*\(\s*(\d+)\s*,\s*(\d+)\s*\))(?!\d)"
+)
 _BINOMIAL = re.compile(r"\\binom\s*(?=\{)")
 _FUNCTIONS = MappingProxyType(
     {
@@ -177,6 +184,7 @@ def _readable(latex: str) -> str:
     for pattern, replacement in _REWRITTEN:
         latex = pattern.sub(replacement, latex)
     latex = _DECIMAL.sub(lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", latex)
+    latex = _COMBINATIONS.sub(_combinations, latex)
     while match := _BINOMIAL.search(latex):
         middle = closing_bracket(latex, match.end(), ("{",))
         end = None if middle is None else closing_bracket(latex, middle + 1, ("{",))
@@ -185,6 +193,12 @@ def _readable(latex: str) -> str:
         upper, lower = latex[match.end() + 1 : middle], latex[middle + 2 : end]
         latex = rf"{latex[: match.start()]}\text{{binom}}({upper},{lower}){latex[end + 1 :]}"
     return latex
+
+
+def _combinations(match: re.Match[str]) -> str:
+    """Write `C_5^2` and `C(5,2)` as binomials, where the numbers let it be one."""
+    of, chosen = (match[1], match[2]) if match[1] else (match[3], match[4])
+    return rf"\binom{{{of}}}{{{chosen}}}" if int(chosen) <= int(of) else match[0]
 
 
 def _evaluated(expression: Any) -> Any:

@@ -8,7 +8,7 @@ unordered while a tuple isn't, whatever an algebra system would make of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from megarl.rewards.verifiers.math.names import (
     FIGURE,
@@ -21,6 +21,7 @@ from megarl.rewards.verifiers.math.names import (
 from megarl.rewards.verifiers.math.number import Number, read_number
 from megarl.rewards.verifiers.math.text import closing_bracket, split_top
 from megarl.rewards.verifiers.math.units import split_unit
+from megarl.rewards.verifiers.math.words import TEXT_COMMAND, words_of
 
 MAX_DEPTH = 40
 
@@ -43,10 +44,14 @@ class Formula:
 
 @dataclass(frozen=True)
 class Items:
-    """Several answers, unordered; `braces`: written as a set, so repeated elements count once."""
+    """Several answers, unordered; `braces`: written as a set, so repeated elements count once.
+
+    joint: "and" or "or" if there are inequalities between them, which makes a difference; else "".
+    """
 
     parts: tuple[Answer, ...]
     braces: bool
+    joint: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,11 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Congruence:
-    """`value \\pmod{modulus}`: what is left over."""
+    """`value \\pmod{modulus}`: what is left over. name: of what, or ""."""
 
     value: Answer
     modulus: Answer
+    name: str = ""
 
 
 Answer = Text | Formula | Number | Items | Tuple | Union | Matrix | Assignment | Inequality | Congruence
@@ -106,16 +112,23 @@ EMPTY_SET = Items((), braces=True)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
 _INFINITY = Formula(r"\infty")
 _MINUS_INFINITY = Formula(r"-\infty")
+_ALL_REALS = re.compile(r"(?:\\text\s*\{)?\s*all (?:real numbers|reals)\s*\}?", re.IGNORECASE)
 
 THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _AND = r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))\s*"
 _LIST = re.compile(rf"{_AND}|\s*[,;]\s*")
 _COMMA = re.compile(r"\s*[,;]\s*")
-_COLON = re.compile(r"\s*:\s*")
+_COLON = re.compile(r"\s*(?::|\\text\s*\{\s*to\s*\}|(?<![a-zA-Z\\])to(?![a-zA-Z]))\s*")
+_ANY_INTEGER = re.compile(
+    r"\(?\s*[ikmn]\s*\\in\s*\\mathbb\{Z\}\s*\)?"
+)  # `k \in \mathbb{Z}` goes without saying
+_CASES = re.compile(r"\\begin\{cases\}((?:(?!\\begin).)*)\\end\{cases\}", re.DOTALL)
+_CONDITION = re.compile(r"\A(?:\\text\s*\{\s*(?:if|for|when)\s*\}|(?:if|for|when)\b)\s*")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _ABOUT = re.compile(r"\A\\approx(?![a-zA-Z])\s*")
 _RELATION = re.compile(r"\\(?:le|ge|ne|approx|in|equiv|sim|cong)(?![a-zA-Z])|[=<>]")
 _ENVIRONMENT = re.compile(r"\\begin\{([pbBvV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\Z", re.DOTALL)
+_ROW_END, _COLUMN_END = re.compile(r"\\cr(?![a-zA-Z])"), re.compile("&")
 _MODULUS = re.compile(
     r"(.*?)\s*(?:\\pmod\s*\{([^{}]*)\}|\\[bp]?mod(?![a-zA-Z])\s*(\w+|\{[^{}]*\}))", re.DOTALL
 )
@@ -123,33 +136,25 @@ _EQUIVALENT = re.compile(r"\\equiv(?![a-zA-Z])|=")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?|[a-zA-Z])\s*\^\{\\circ\}")
 _LETTERS_ONLY = re.compile(r"[a-zA-Z](?:_\{?\w+\}?)?'*")
-# Answers in words: names, days, "no solution", the letter of a choice.
-_TEXT_COMMAND = re.compile(r"\\text\s*\{([^{}]*)\}")
-_CHOICE = re.compile(r"([A-Z])|\(\s*([A-Za-z])\s*\)")
-_FORMULA_SIGN = re.compile(r"[\\+*/=^_<>|{}\[\]]")
-_FUNCTION = re.compile(
-    r"\b(?:(?:a|arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|max|min|lim|gcd|lcm|mod|det)\b"
-)
-_FIRST_WORD = re.compile(r"[^\d()-]*?(?<![^\W\d_])(?:[^\W\d_]{3}|no\b)", re.IGNORECASE)
-_HYPHEN = re.compile(r"(?=(?<![A-Za-z])([A-Za-z]*)\s?-\s?([A-Za-z]*))")
 
 
 def read(text: str, depth: int = 0) -> Answer | None:
     """Return the meaning of a tidy answer (see `text.tidy`); None for an empty one."""
     text = text.strip()
-    if (whole := _TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
+    if (whole := TEXT_COMMAND.fullmatch(text)) and _COMMA.search(whole[1]):
         text = whole[1].strip()  # a list set as text
     if text in (r"\emptyset", r"\{\}", r"\{ \}"):
         return EMPTY_SET
-    if text == r"\mathbb{R}":
+    if text == r"\mathbb{R}" or _ALL_REALS.fullmatch(text):
         return Tuple("(", (_MINUS_INFINITY, _INFINITY), ")")
     text = _ABOUT.sub("", text)
-    if not re.search(r"[^\s{}\\$.,;:]", _TEXT_COMMAND.sub(r"\1", text)):
+    if not re.search(r"[^\s{}\\$.,;:]", TEXT_COMMAND.sub(r"\1", text)):
         return None  # nothing but punctuation
     if depth > MAX_DEPTH:
         return Formula(text)
     return (
         _either_sign(text, depth)
+        or _system(text, depth)
         or _french_interval(text, depth)
         or _congruence(text, depth)
         or _list(text, depth)
@@ -182,22 +187,51 @@ def _french_interval(text: str, depth: int) -> Answer | None:
     return _tuple(left, parts, right, depth)
 
 
+def _system(text: str, depth: int) -> Answer | None:
+    """Read a system of equations, or the cases of a function with their conditions; in any order."""
+    match = _CASES.fullmatch(text)
+    if match is None:
+        return None
+    rows = [row.rstrip(" ,;.") for row in split_top(match[1], _ROW_END)]
+    cells = [[cell.strip(" ,;") for cell in split_top(row, _COLUMN_END)] for row in rows if row]
+    if all(len(row) == 1 for row in cells):
+        found = _items([row[0] for row in cells], depth, braces=False)
+        return _joined(found, {"and"})
+    cases = [_read_all([_CONDITION.sub("", cell) for cell in row if cell], depth) for row in cells]
+    if not all(cases):
+        return None
+    return Items(tuple(Tuple("", case, "") for case in cases if case), braces=False)
+
+
 def _congruence(text: str, depth: int) -> Answer | None:
     r"""Read `2 \pmod{5}` and `x \equiv 2 \pmod{5}`; `17 \bmod 5` by itself is an operation."""
     match = _MODULUS.fullmatch(text)
     if match is None or (match[2] is None and r"\equiv" not in match[1]):
         return None
-    value = read(_EQUIVALENT.split(match[1])[-1], depth + 1)
+    first, *others = (side.strip() for side in _EQUIVALENT.split(match[1]))
+    value = read(others[-1] if others else first, depth + 1)
     modulus = read(match[2] or match[3], depth + 1)
-    return None if value is None or modulus is None else Congruence(value, modulus)
+    name = plain_name(first) if others and is_name(first) else ""
+    return None if value is None or modulus is None else Congruence(value, modulus, name)
 
 
 def _list(text: str, depth: int) -> Answer | None:
     """Read answers side by side. Outside brackets a comma may group thousands; inside them it always separates."""
-    parts = split_top(text, _LIST, keep=THOUSANDS)
+    joints: list[str] = []
+    parts = split_top(text, _LIST, keep=THOUSANDS, found=joints)
     if len(parts) == 1:
         return None
-    return _items([part for part in parts if part], depth, braces=False)
+    shown = [part for part in parts if part and not _ANY_INTEGER.fullmatch(part)]
+    found = _items(shown or parts, depth, braces=False)
+    words = {word[0] for joint in joints for word in [re.search("and|or", joint)] if word}
+    return _joined(found, words)
+
+
+def _joined(found: Answer | None, words: set[str]) -> Answer | None:
+    """Note the word that joins a list with an inequality in it."""
+    if len(words) == 1 and isinstance(found, Items) and any(isinstance(p, Inequality) for p in found.parts):
+        return replace(found, joint=min(words))
+    return found
 
 
 def _relation(text: str, depth: int) -> Answer | None:
@@ -208,10 +242,11 @@ def _relation(text: str, depth: int) -> Answer | None:
     if not operators or not all(sides):
         return None
     kinds = set(operators)
-    if kinds == {r"\in"} and len(sides) == 2 and is_name(sides[0]):
-        return read(sides[1], depth + 1)
+    if kinds in ({r"\in"}, {r"\approx"}) and len(sides) == 2 and is_name(sides[0]):
+        values = _read_all(sides[1:], depth)
+        return Assignment(plain_name(sides[0]), values) if values else None
     if kinds == {r"\approx"} and len(sides) == 2:
-        return read(sides[1] if is_name(sides[0]) else sides[0], depth + 1)
+        return read(sides[0], depth + 1)
     if kinds <= {"=", r"\approx"}:
         return _assignment(sides, operators, depth)
     if kinds <= {"<", ">", r"\le", r"\ge"}:
@@ -314,8 +349,8 @@ def _matrix(text: str, depth: int) -> Answer | None:
         return None
     if match[2].find(r"\end{") < match[2].find(r"\begin{"):
         return None  # more than one: a sum, say
-    rows = [row for row in split_top(match[2], re.compile(r"\\cr(?![a-zA-Z])")) if row]
-    cells = [row for row in (_read_all(split_top(row, re.compile("&")), depth) for row in rows) if row]
+    rows = [row for row in split_top(match[2], _ROW_END) if row]
+    cells = [row for row in (_read_all(split_top(row, _COLUMN_END), depth) for row in rows) if row]
     return Matrix(tuple(cells), text) if rows and len(cells) == len(rows) else None
 
 
@@ -336,11 +371,11 @@ def _read_all(parts: list[str], depth: int) -> tuple[Answer, ...] | None:
 
 
 def _leaf(text: str) -> Answer:
-    content = _TEXT_COMMAND.fullmatch(text)
+    content = TEXT_COMMAND.fullmatch(text)
     number = read_number(text) or (read_number(content[1]) if content else None)
     if number is not None:
         return number
-    if (words := _words(text)) is not None:
+    if (words := words_of(text)) is not None:
         return Text(words)
     if FIGURE.search(text):
         return Text(figure_name(text))
@@ -351,22 +386,6 @@ def _leaf(text: str) -> Answer:
     percent = text.endswith("%")
     body, unit = split_unit(text[:-1].rstrip() if percent else text)
     return Formula(body, unit, percent)
-
-
-def _words(text: str) -> str | None:
-    r"""Return the normal form (no case, no outer punctuation, single spaces) of a tidy text; None for a formula.
-
-    A word has three letters or more: "ab" is a product. "x-axis" is a word, "p-q" a difference. A single
-    capital, or a letter in parentheses, is a choice and keeps its case.
-    """
-    text = _TEXT_COMMAND.sub(r" \1 ", text).strip(" .\"'")
-    if choice := _CHOICE.fullmatch(text):
-        return choice[1] or choice[2]
-    if _FORMULA_SIGN.search(text) or _FUNCTION.search(text) or not _FIRST_WORD.match(text):
-        return None
-    if any(max(len(left), len(right)) < 4 for left, right in _HYPHEN.findall(text)):
-        return None
-    return " ".join(text.casefold().split())
 
 
 def _has(text: str, name: str) -> bool:

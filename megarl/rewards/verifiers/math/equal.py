@@ -89,7 +89,7 @@ def _same_assignment(a: Answer, b: Answer, rules: Rules) -> bool:
 def _same_congruence(a: Answer, b: Answer, rules: Rules) -> bool:
     """`2 \\pmod 5` is `7 \\pmod 5`, and 2 where only what is left over is asked for."""
     if isinstance(a, Congruence) and isinstance(b, Congruence):
-        if not same(a.modulus, b.modulus, rules):
+        if (a.name and b.name and a.name != b.name) or not same(a.modulus, b.modulus, rules):
             return False
         numbers = [x for x in (a.value, b.value, a.modulus) if isinstance(x, Number)]
         if len(numbers) == 3 and numbers[2].value:
@@ -116,17 +116,29 @@ def _equation(answer: Answer) -> str:
 
 
 def _same_items(a: Items, b: Items, rules: Rules) -> bool:
-    """Compare without order. A set's repetitions count once; a list's count."""
+    """Compare without order. A set's repetitions count once; a list's count. `x = 3, y = 4` is 3, 4 in this order."""
+    if a.joint and b.joint and a.joint != b.joint:
+        return False
+    if _quantities(a) != _quantities(b):
+        return _in_order(a.parts, b.parts, rules)
     if a.braces or b.braces:  # each has everything of the other; ends at the first stranger
         return _within(a.parts, b.parts, rules) and _within(b.parts, a.parts, rules)
     return _in_any_order(a.parts, b.parts, rules)
+
+
+def _quantities(items: Items) -> bool:
+    """Return whether the parts are values of different quantities, and not the roots of one equation (x_1, x_2)."""
+    names = [
+        part.name.partition("_")[0] for part in items.parts if isinstance(part, Assignment) and part.name
+    ]
+    return len(names) == len(items.parts) and len(set(names)) > 1
 
 
 def _same_in_spirit(a: Answer, b: Answer, rules: Rules) -> bool:
     """Return whether one is another notation for the other; for lenient rules only."""
     if isinstance(a, Items):
         if isinstance(b, Tuple):
-            return not a.braces and _in_order(a.parts, b.parts, rules)
+            return not a.braces and b.left in ("(", "[") and _in_order(a.parts, b.parts, rules)
         if isinstance(b, Union):
             return _in_any_order(a.parts, b.parts, rules)
         return len(a.parts) == 1 and same(a.parts[0], b, rules)

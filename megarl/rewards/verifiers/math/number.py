@@ -53,7 +53,7 @@ _FRACTION = re.compile(
 )
 _PLAIN = re.compile(rf"(?P<sign>{_SIGN})(?P<digits>{_DECIMAL})(?:[eE](?P<exponent>[-+]?\d{{1,4}})(?!\d))?")
 _BASE = re.compile(
-    r"(?P<digits>[-+]?[\d ]*\d)\s*_\s*\{?\s*(?:\\text\s*\{\s*)?"
+    r"\(?(?P<digits>[-+]?[\d ]*\d)\)?\s*_\s*\{?\s*(?:\\text\s*\{\s*)?"
     r"(?P<base>\d{1,2}|two|three|five|eight|sixteen)[\s}]*"
 )
 _PERCENT = re.compile(r"\s*(?:%|\\text\s*\{\s*(?:percent|pct|%)\s*\}|percent(?:age)?|pct)\s*(?:points?)?")

@@ -70,7 +70,17 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mathrm|mathsf|mathtt|operatorname\*?|mbox|hbox)\s*(?=\{)",
             r"\\text",
         ),
-        (r"\\(?:mathbf|mathit|boldsymbol|bm|mathnormal)\s*\{([^{}]*)\}", r"\1"),
+        (r"\\(?:mathbb|Bbb)\s*(?:\{\s*([A-Z])\s*\}|([A-Z])(?![a-zA-Z]))", r"\\mathbb{\1\2}"),
+        (r"\A\s*\\mathbf\s*\{\s*R\s*\}\s*\Z", r"\\mathbb{R}"),
+        (
+            r"(?<=\\in)\s*(?:\b([NZQRC])|\\(?:mathbf|mathrm|text)\s*\{\s*([NZQRC])\s*\})(?=\s*(?:$|[,;)^]))",
+            r"\\mathbb{\1\2}",
+        ),
+        (r"\\(?:mathbf|mathit|boldsymbol|bm|mathnormal)\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1"),
+        (r"\\(?:wide)?hat\s*\{\s*\\?([ijk])(?:math)?\s*\}", r"\1"),  # a unit vector
+        (r"\\(begin|end)\{(?:small(matrix)|([pbBvV]?matrix)\*|(?:[dr]|dr)(cases))\}", r"\\\1{\2\3\4}"),
+        (r"\\bigcup(?![a-zA-Z])\s*(?![_^])", r"\\cup "),
+        (r"(?<![a-zA-Z\\])([ap])\.\s?m\.?(?![a-zA-Z])", r"\1m"),
         (r"\\(?:boxed|fbox)\s*(?=\{)", ""),
         (r"\\%", "%"),
         (r"\\(?:leqslant|leq|le)(?![a-zA-Z])", r"\\le "),
@@ -98,19 +108,20 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?<=[\w)}])\s*\*\s*(?=[\w(\\-])", r" \\cdot "),
         (r"(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
         (
-            r"(?<![\\a-zA-Z{])(pi|sqrt|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan|gcd|lcm)(?=[\s\d({^/*+)-]|$)",
+            r"(?<![\\a-zA-Z{])(pi|sqrt|(?:arc)?(?:sin|cos|tan)|(?:sin|cos|tan)h|cot|sec|csc|ln|log|exp|gcd|lcm)(?=[\s\d({^/*+)-]|$)",
             r"\\\1 ",
         ),
     )
 )
 _FOR_RULES = re.compile(r"[^\s\d.,;()\[\]/+-]|\.\.\.")  # numbers, tuples and intervals need no rule
 _OVERESCAPED = re.compile(
-    r"\\\\(?=(?:[dtc]?frac|sqrt|text|pi|left|right|cdot|times|boxed|infty)(?![a-zA-Z]))"
+    r"(?<!\\)\\\\(?=(?:[dtc]?frac|sqrt|text|pi|left|right|cdot|times|boxed|infty|leq?|geq?|neq?|in|cup|pm|circ)(?![a-zA-Z]))"
 )
 _ROW_BREAK = re.compile(r"\\\\(?:\[[^\]]*\])?")
 _TIDY_ALREADY = re.compile(r"-?[0-9]+")
 _SPACES = re.compile(r"\s+")
 _FRACTION = re.compile(r"\\(?:frac|binom)(?![a-zA-Z])")
+_POWER = re.compile(r"\^(?=\s*\()")  # x^(1/2), as programs write it
 _SQRT = re.compile(r"\\sqrt(?=\s*[\w\\(])")
 
 
@@ -143,7 +154,9 @@ def _tidy_once(text: str) -> str:
             text = pattern.sub(replacement, text)
     text = _SPACES.sub(" ", text).strip()
     text = _strip_trailing(text)
-    return _with_braces(_with_braces(text, _FRACTION, 2), _SQRT, 1, parentheses=True).strip()
+    for command, arguments in ((_FRACTION, 2), (_SQRT, 1), (_POWER, 1)):
+        text = _with_braces(text, command, arguments, parentheses=command is not _FRACTION)
+    return text.strip()
 
 
 def _from_unicode(text: str) -> str:
@@ -195,7 +208,7 @@ def _argument(text: str, start: int, *, parentheses: bool) -> tuple[str, int] | 
 
 
 def _with_braces(text: str, command: re.Pattern[str], arguments: int, *, parentheses: bool = False) -> str:
-    r"""Write `\frac12`, `\binom5{2}`, `\sqrt2` and `\sqrt(2)` with the braces that TeX implies, at any depth."""
+    r"""Write `\frac12`, `\binom5{2}`, `\sqrt2`, `\sqrt(2)` and `x^(2)` with braces, at any depth."""
     pieces, position = [], 0
     for match in command.finditer(text):
         if match.start() < position:
