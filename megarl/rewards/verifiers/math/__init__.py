@@ -36,12 +36,13 @@ SECONDS, GOLD_SECONDS = 2.0, 0.5
 # What stands before the answer; possessive, so that no run of blanks is tried twice.
 _ANSWER_LINE = re.compile(
     r"(?:^[ \t>*_#-]*+(?:the[ \t]++)?(?:final[ \t]++)?answer[ \t*_]*+(?:is[ \t*_]*+:?|[:\uff1a])"
-    r"|\bthe[ \t]++(?:final[ \t]++|correct[ \t]++)?answer[ \t]++is[ \t*_]*+:?)",
+    r"|\bthe[ \t]++(?:final[ \t]++|correct[ \t]++)?answer[ \t]++is[ \t*_]*+:?"
+    r"|\u7b54\u6848[ \t*_]*+(?:[\u662f\u4e3a][ \t*_]*+[:\uff1a]?|[:\uff1a]))",  # the same in Chinese
     re.IGNORECASE | re.MULTILINE,
 )
 _BEFORE = MappingProxyType({"answer_line": _ANSWER_LINE, "hashes": re.compile(r"^####", re.MULTILINE)})
 _SENTENCE_END = re.compile(
-    r"\.(?=\s|\Z)|\s*[,;(—–-]?\s*\b(?<![\w\\{])"
+    r"\.(?=\s|\Z)|\u3002|\s*[,;(—–-]?\s*\b(?<![\w\\{])"
     r"(?:because|since|as|so|which|where|given|hence|therefore|thus|due[ ]to)\b",
     re.IGNORECASE,
 )

@@ -119,6 +119,7 @@ _AND = r",?\s*(?:\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?!
 _LIST = re.compile(rf"{_AND}|\s*[,;]\s*")
 _COMMA = re.compile(r"\s*[,;]\s*")
 _COLON = re.compile(r"\s*(?::|\\text\s*\{\s*to\s*\}|(?<![a-zA-Z\\])to(?![a-zA-Z]))\s*")
+_MINUTES = re.compile(r"0\d")
 _ANY_INTEGER = re.compile(
     r"\(?\s*[ikmn]\s*\\in\s*\\mathbb\{Z\}\s*\)?"
 )  # `k \in \mathbb{Z}` goes without saying
@@ -314,9 +315,10 @@ def _union(text: str, depth: int) -> Answer | None:
 
 
 def _ratio(text: str, depth: int) -> Answer | None:
-    """`3:4`, and times of day: ordered, and compared part by part."""
+    """`3:4`, and times of day: ordered, and compared part by part. 12:05 is not 12:5."""
     parts = split_top(text, _COLON)
-    return _tuple(":", parts, ":", depth) if len(parts) > 1 else None
+    time = any(_MINUTES.match(part) for part in parts[1:])
+    return _tuple(":", parts, "time" if time else ":", depth) if len(parts) > 1 else None
 
 
 def _bracketed(text: str, depth: int) -> Answer | None:

@@ -81,6 +81,7 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(begin|end)\{(?:small(matrix)|([pbBvV]?matrix)\*|(?:[dr]|dr)(cases))\}", r"\\\1{\2\3\4}"),
         (r"\\bigcup(?![a-zA-Z])\s*(?![_^])", r"\\cup "),
         (r"(?<![a-zA-Z\\])([ap])\.\s?m\.?(?![a-zA-Z])", r"\1m"),
+        (r"(?<=:\d\d)\s*([aApP])[mM](?![a-zA-Z])", r"\\text{\1m}"),
         (r"\\(?:boxed|fbox)\s*(?=\{)", ""),
         (r"\\%", "%"),
         (r"\\(?:leqslant|leq|le)(?![a-zA-Z])", r"\\le "),
