@@ -30,12 +30,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def members(group: int) -> Iterator[int]:
-    """Yield the processes of a process group."""
+    """Yield the processes of a process group that have not ended: one that has may stay listed, if nobody waits for
+    it."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                stat = Path("/proc", entry, "stat").read_text()
-                if int(stat.rpartition(")")[2].split()[2]) == group:
+                state, _, of, *_ = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+                if int(of) == group and state not in "ZX":
                     yield int(entry)
 
 

@@ -30,15 +30,16 @@ def threads(pids: list[int]) -> int:
     return sum(max(1, len(_list(f"/proc/{pid}/task"))) for pid in pids)
 
 
-def kept_waiting(pids: list[int]) -> dict[int, float]:
-    """Return for how many seconds each of their threads could run and the machine gave it no processor, where known."""
-    waited = {}
+def scheduled(pids: list[int]) -> dict[int, tuple[float, float]]:
+    """Return for each of their threads the seconds that it had a processor, and those in which it could run and the
+    machine gave it none, where known."""
+    threads = {}
     for pid in pids:
         for thread in _list(f"/proc/{pid}/task"):
             times = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
             if len(times) == 3:
-                waited[int(thread)] = int(times[1]) / 1e9
-    return waited
+                threads[int(thread)] = (int(times[0]) / 1e9, int(times[1]) / 1e9)
+    return threads
 
 
 def kill_all(root: int, patience: float = 5.0) -> list[int]:
