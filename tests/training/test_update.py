@@ -66,8 +66,8 @@ def test_every_held_out_set_is_evaluated_by_itself_too(logged: dict[str, dict[st
 def test_every_registered_metric_is_logged_and_every_logged_metric_is_registered(
     logged: dict[str, dict[str, float]],
 ) -> None:
-    """By these steps or those of the golden trajectories; and what happens only where something goes wrong, by the
-    function that counts it."""
+    """By these steps or those of the golden trajectories, which `test_golden.py` holds by name and value; and what
+    happens only where something goes wrong, by the function that counts it."""
     registry = default_registry()
     names = {name for metrics in logged.values() for name in metrics}
     names |= {name for run in json.loads(GOLDEN.read_text()).values() for step in run for name in step}
